@@ -1,0 +1,187 @@
+"""The port: what an engine adapter must provide, in words; tests/engines/test_contract.py has a test per sentence.
+
+**An adapter** (a class in `engines/`, found by name in `engines.CATALOGUE`) has three static doors:
+- `need(spec)` says, from the files alone, what memory a load will take. It blocks; it is called in a thread.
+- `open_tokenizer(spec)` reads the tokenizer without the weights. It blocks; it is called in a thread.
+- `load(spec, progress)` returns an `Engine` that is ready to generate. It never blocks the event loop.
+  `progress` is told the fraction that is loaded, from 0.0 to 1.0, never falling, from any thread.
+  A load that fails or is cancelled leaves nothing behind: no process, thread or memory. A failure is `LlmUnavailable`.
+
+**An engine** is one loaded model.
+- `generate(job)` yields pieces: the text of each is new, and joined they are the output, special tokens included
+  but for the one that ended it. Every token of the output is in exactly one piece's `token_ids`; a piece may hold
+  several tokens, or tokens and no text yet.
+- The last piece, and only it, has `finish`: `length` when `max_tokens` or the context ended the output, else `stop`.
+- It makes at most `max_tokens` tokens, the one that ended it (end of sequence, a stop token) included.
+- Up to `info.slots` jobs run at once, are decoded together, and never see each other's text. The caller keeps to
+  that number.
+- Closing the generator (or cancelling its consumer) stops the work: when `aclose()` returns, the engine does nothing
+  more for that job and its slot is free.
+- A consumer that does not take its pieces holds up nobody else.
+- A job that cannot be run as asked (a prompt that is empty or too long, a token out of the vocabulary, a setting the
+  engine does not have) is a `BadRequest`, before the first piece; the engine and all other jobs go on.
+- The same job with the same seed, or with temperature 0, gives the same output when it runs alone on the same state
+  of the prefix cache.
+- `cached_tokens` counts the prompt tokens that an earlier job left computed.
+- `logprobs` has an entry per token when the job asked for them, from the model's own distribution.
+- When the engine dies, each running and each later job raises `EngineRestarted`, and `dead` gives the reason; it
+  stays None while the engine lives.
+- `close()` ends running jobs as a death does, gives all memory back, and leaves no thread and no child process. It
+  may be called twice.
+- An engine raises only errors of `citadel.errors`.
+
+**A tokenizer** is independent of the engine and outlives it; its methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from citadel.messages import TokenLogprob
+
+Mode = Literal["batch", "single"]
+EngineFinish = Literal["stop", "length"]
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything an adapter needs to load one model.
+
+    `source` is a file or folder on this disk. `context_length` counts prompt and output tokens of one job; None
+    means the model's own. `memory_bytes` is the owner's figure for the whole load; None means the adapter's estimate.
+    `options` is the engine's own table of models.toml, passed through. `cache_dir` is where derived files may be kept.
+    """
+
+    model: str
+    source: Path
+    mode: Mode | None
+    slots: int
+    context_length: int | None
+    memory_bytes: int | None
+    cache_dir: Path
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Memory that a load takes, in bytes."""
+
+    ram: int = 0
+    gpu: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What is known once a model is loaded.
+
+    `fingerprint` is `ENGINE-VERSION-REVISION`. `sampling_defaults` are the checkpoint's own, by the names of
+    `Sampling`.
+    """
+
+    context_length: int
+    slots: int
+    fingerprint: str
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens; every value is set. Temperature 0 is greedy, `top_k` 0 is no limit.
+
+    The penalties are OpenAI's (presence, frequency: over the output) and vLLM's (repetition: over prompt and output).
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One generation. `id` is unique in the process. `grammar` is llguidance Lark over the whole output, or None."""
+
+    id: str
+    prompt: Sequence[int]
+    sampling: Sampling
+    grammar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came out since the piece before. `cached_tokens` is the same on every piece of a job."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    cached_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: EngineFinish | None = None
+
+
+class Tokenizer(Protocol):
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source that the weights carry."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of `bos_token`, `eos_token` and their like, for the template."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens the model was made for; None where the files do not say."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids. Texts of special tokens become those tokens; nothing is added."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text, special tokens included; a byte sequence that is no UTF-8 becomes U+FFFD."""
+        ...
+
+
+class Engine(Protocol):
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine can generate no more; None while it can."""
+        ...
+
+    def generate(self, job: Job) -> AsyncGenerator[Piece, None]: ...
+
+    async def close(self) -> None: ...
+
+
+class Adapter(Protocol):
+    @staticmethod
+    def need(spec: EngineSpec) -> Need: ...
+
+    @staticmethod
+    def open_tokenizer(spec: EngineSpec) -> Tokenizer: ...
+
+    @staticmethod
+    async def load(spec: EngineSpec, progress: Progress) -> Engine: ...
