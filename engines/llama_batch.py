@@ -1,0 +1,344 @@
+"""Which sequence computes which tokens next: plain decisions over plain data.
+
+A `Run` is what has to be computed: the tokens of a prompt, and of the output as it grows. A `Sequence` is a place in
+llama.cpp's memory: the tokens that are computed there, kept after their run ends so that a later run with the same
+beginning need not compute them again. A run holds one sequence; what it has beyond that sequence's tokens is pending.
+When nothing is pending the caller chooses the run's next token from the logits and appends it.
+
+`Planner.plan()` returns a `Step`: moves for llama.cpp's memory, in order, then the work of one decode. The caller does
+both and reports `done()`, or `refused()` where llama.cpp found no room. Between the two nothing else may be called.
+
+1. A waiting run is seated, in the order of arrival, on the sequence with the longest common beginning, or on the
+   longest unused one, to which another's beginning is shared where that is allowed. It waits while an older run is
+   still computing more of its beginning, and while the memory has no room for it.
+2. Every sequence with one token pending computes it. Prompts share what is left of the batch, oldest first; fewer
+   tokens while others are generating, since all of them wait for the whole batch.
+3. When memory runs out, the longest unused kept tokens go first, then the newest run: it waits, and is computed again
+   later. A last run that fills the memory alone is `full`: its output ends there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WORTH_WAITING: Final = 32
+"""Tokens that an older run must still be about to share before a new one waits for them."""
+_GROWTH: Final = 16
+"""Cells per seated run that must be free before another is seated: it would give way again at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """`order` is its place in the line. `cached` counts the prompt tokens that were there when it was first seated."""
+
+    id: str
+    tokens: array[int]
+    order: int = 0
+    cached: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`cells` are the memory cells of `tokens`; sequences that share a beginning have cells in common."""
+
+    id: int
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    cells: list[int] = field(default_factory=list[int])
+    run: Run | None = None
+    used: int = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self.run.tokens) - len(self.tokens) if self.run else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    sequence: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The first `length` tokens of `source` become those of the empty `target` too."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute `run.tokens[start:stop]` on `sequence`; `last` when that leaves nothing pending."""
+
+    run: Run
+    sequence: int
+    start: int
+    stop: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    moves: tuple[Truncate | Share, ...]
+    work: tuple[Work, ...]
+    full: Run | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`cells` in all, `batch` tokens per decode, `prompt` of them for prompts, `prompt_beside` when others generate.
+
+    `batch` is at least `sequences`, so that all can generate at once.
+    `trim`: a sequence can be cut back. `share`: a sequence can take over another's beginning.
+    """
+
+    sequences: int
+    cells: int
+    batch: int
+    prompt: int
+    prompt_beside: int
+    trim: bool = True
+    share: bool = True
+
+
+class Cells:
+    """Counts memory cells that sequences may have in common."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+        self._next = 0
+
+    @property
+    def used(self) -> int:
+        return len(self._holders)
+
+    def take(self, count: int) -> range:
+        new = range(self._next, self._next + count)
+        self._next += count
+        self._holders.update(dict.fromkeys(new, 1))
+        return new
+
+    def share(self, cells: Iterable[int]) -> None:
+        for cell in cells:
+            self._holders[cell] += 1
+
+    def release(self, cells: Iterable[int]) -> None:
+        for cell in cells:
+            if self._holders[cell] == 1:
+                del self._holders[cell]
+            else:
+                self._holders[cell] -= 1
+
+
+def common(left: array[int], right: array[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    size = min(len(left), len(right))
+    if size == 0:
+        return 0
+    differ = np.frombuffer(left, np.int32, size) != np.frombuffer(right, np.int32, size)
+    first = int(differ.argmax())
+    return first if differ[first] else size
+
+
+class Planner:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.sequences = [Sequence(number) for number in range(limits.sequences)]
+        self.waiting: list[Run] = []
+        self.cells = Cells()
+        self.capacity = limits.cells
+        self._arrivals = 0
+        self._clock = 0
+        self._moves: list[Truncate | Share] = []
+
+    # What the caller tells.
+
+    def add(self, run: Run) -> None:
+        self._arrivals += 1
+        run.order = self._arrivals
+        self.waiting.append(run)
+
+    def drop(self, run: Run) -> None:
+        """The run has ended; what it computed stays until the place is needed."""
+        for sequence in self.sequences:
+            if sequence.run is run:
+                sequence.run = None
+                self._touch(sequence)
+        self.waiting = [other for other in self.waiting if other is not run]
+
+    def done(self, step: Step) -> None:
+        for work in step.work:
+            sequence = self.sequences[work.sequence]
+            sequence.tokens.extend(work.run.tokens[work.start : work.stop])
+            sequence.cells.extend(self.cells.take(work.stop - work.start))
+
+    def refused(self, step: Step) -> None:
+        """llama.cpp has less room than we counted: believe in half of what we tried."""
+        asked = sum(work.stop - work.start for work in step.work)
+        self.capacity = self.cells.used + asked // 2
+
+    # What the caller asks.
+
+    def plan(self) -> Step:
+        self._moves = []
+        self._seat_waiting()
+        full = self._make_room()
+        work = () if full else tuple(self._share_out())
+        return Step(tuple(self._moves), work, full)
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.cells.used
+
+    def seated(self) -> list[Sequence]:
+        """The sequences with a run, oldest first."""
+        return sorted((s for s in self.sequences if s.run), key=_order)
+
+    # Seating.
+
+    def _seat_waiting(self) -> None:
+        for run in sorted(self.waiting, key=lambda run: run.order):
+            idle = [s for s in self.sequences if s.run is None]
+            if not idle:
+                return
+            source, length = self._longest(run)
+            if self._better_soon(run, length):
+                continue
+            if not self._has_room(run, source, length):
+                return
+            self._seat(run, source, length, idle)
+            self.waiting.remove(run)
+
+    def _longest(self, run: Run) -> tuple[Sequence | None, int]:
+        """The sequence that shares most with the run; the last token is always computed, for its logits."""
+        best: tuple[Sequence | None, int] = (None, 0)
+        for sequence in self.sequences:
+            if sequence.run and not self.limits.share:
+                continue
+            length = min(common(sequence.tokens, run.tokens), len(run.tokens) - 1)
+            if not self.limits.trim and length < len(sequence.tokens):
+                continue
+            if length > best[1]:
+                best = (sequence, length)
+        return best
+
+    def _better_soon(self, run: Run, length: int) -> bool:
+        if not self.limits.share:
+            return False
+        for sequence in self.sequences:
+            older = sequence.run
+            if older is None or len(sequence.tokens) >= len(older.tokens):
+                continue
+            promised = min(common(older.tokens, run.tokens), len(run.tokens) - 1)
+            if promised >= length + WORTH_WAITING and promised > len(sequence.tokens):
+                return True
+        return False
+
+    def _has_room(self, run: Run, source: Sequence | None, length: int) -> bool:
+        """Room beside the seated runs; kept tokens don't count, they can go."""
+        seated = self.seated()
+        if not seated:
+            return True
+        held = len(set[int]().union(*(s.cells for s in seated))) + sum(s.pending for s in seated)
+        shared = length if source and source.run else 0
+        return held + len(run.tokens) - shared + _GROWTH * (len(seated) + 1) <= self.capacity
+
+    def _seat(self, run: Run, source: Sequence | None, length: int, idle: list[Sequence]) -> None:
+        target = min(idle, key=lambda s: s.used)
+        # Taking a sequence over costs what it holds beyond the common beginning; sharing it costs the oldest one.
+        if source in idle and (not self.limits.share or 2 * length >= len(source.tokens)):
+            target = source
+        if target is source:
+            self._truncate(target, length)
+        else:
+            self._truncate(target, 0)
+            if source:
+                self._moves.append(Share(source.id, target.id, length))
+                target.tokens.extend(source.tokens[:length])
+                target.cells.extend(source.cells[:length])
+                self.cells.share(target.cells)
+        target.run = run
+        if run.cached is None:
+            run.cached = length
+        self._touch(target)
+
+    # Room.
+
+    def _make_room(self) -> Run | None:
+        """Frees cells for the next step; the run to end where it is alone and there are none."""
+        while seated := self.seated():
+            generating = sum(1 for s in seated if s.pending == 1)
+            prompts = sum(s.pending for s in seated if s.pending > 1)
+            if self.free >= generating + min(prompts, self._prompt_budget(generating)):
+                return None
+            if self._forget_oldest():
+                continue
+            if self.free >= generating + (1 if prompts else 0):
+                return None
+            if len(seated) == 1:
+                return seated[0].run
+            self._preempt(seated[-1])
+        return None
+
+    def _forget_oldest(self) -> bool:
+        kept = [s for s in self.sequences if not s.run and s.tokens]
+        if kept:
+            self._truncate(min(kept, key=lambda s: s.used), 0)
+        return bool(kept)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        if sequence.run:
+            self.waiting.append(sequence.run)
+        sequence.run = None
+        self._truncate(sequence, 0)
+
+    # The batch.
+
+    def _prompt_budget(self, generating: int) -> int:
+        budget = self.limits.prompt_beside if generating else self.limits.prompt
+        return max(0, min(budget, self.limits.batch - generating))
+
+    def _share_out(self) -> Iterable[Work]:
+        seated = self.seated()
+        generating = [s for s in seated if s.pending == 1]
+        budget = min(self._prompt_budget(len(generating)), self.free - len(generating))
+        for sequence in generating:
+            yield self._work(sequence, 1)
+        for sequence in seated:
+            count = min(sequence.pending, budget)
+            if sequence.pending > 1 and count > 0:
+                yield self._work(sequence, count)
+                budget -= count
+
+    def _work(self, sequence: Sequence, count: int) -> Work:
+        run = sequence.run
+        if run is None:
+            raise RuntimeError(f"sequence {sequence.id} has nothing to compute")
+        start = len(sequence.tokens)
+        self._touch(sequence)
+        return Work(run, sequence.id, start, start + count, last=start + count == len(run.tokens))
+
+    # Bookkeeping.
+
+    def _truncate(self, sequence: Sequence, length: int) -> None:
+        if length < len(sequence.tokens):
+            self._moves.append(Truncate(sequence.id, length))
+            self.cells.release(sequence.cells[length:])
+            del sequence.tokens[length:]
+            del sequence.cells[length:]
+
+    def _touch(self, sequence: Sequence) -> None:
+        self._clock += 1
+        sequence.used = self._clock
+
+
+def _order(sequence: Sequence) -> int:
+    return sequence.run.order if sequence.run else 0

@@ -1,0 +1,177 @@
+"""A model's files, read without its weights: which they are, whether they can be loaded, what that takes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import llama_cpp
+
+from citadel.engine import Need
+from citadel.errors import LlmUnavailable
+from engines.llama_gguf import NotGguf, read_metadata
+from engines.llama_native import gpu_offload
+from engines.llama_options import CELL_BYTES, Settings, settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from citadel.engine import EngineSpec
+
+_SPLIT: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_SAMPLING: Final = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""A file's sampling defaults, by our names."""
+_MOST_LAYERS: Final = 512
+"""llama.cpp aborts beyond."""
+_BASE_BYTES: Final = 64 << 20
+"""What a load takes beside weights, cache and compute: the vocabulary, llama.cpp's own structures."""
+_LIVE_ACTIVATIONS: Final = 8
+"""Activations of a batch that are in memory at once, in units of the embedding, beside those of the feed-forward."""
+
+
+class Weights:
+    """The file to load (the first part where it is split), and its metadata."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        """Raises `LlmUnavailable`."""
+        self.path = _find(spec)
+        try:
+            self.metadata = read_metadata(self.path)
+        except NotGguf as error:
+            raise LlmUnavailable(spec.model, f"{self.path.name} can't be loaded: {error}") from None
+        except OSError as error:
+            raise LlmUnavailable(spec.model, f"{self.path.name}: {error.strerror}") from None
+        self.architecture = str(self.metadata.get("general.architecture", ""))
+        if not 0 < self.layers <= _MOST_LAYERS:
+            raise LlmUnavailable(spec.model, f"{self.path.name} can't be loaded: it has {self.layers} layers")
+        missing = [part.name for part in self.parts() if not part.is_file()]
+        if missing:
+            raise LlmUnavailable(spec.model, f"{missing[0]} is missing")
+
+    def of_architecture(self, key: str, default: Any = None) -> Any:
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    @property
+    def layers(self) -> int:
+        return int(self.of_architecture("block_count", 0))
+
+    @property
+    def context_length(self) -> int | None:
+        return self.of_architecture("context_length")
+
+    def parts(self) -> list[Path]:
+        match = _SPLIT.fullmatch(self.path.name)
+        if not match:
+            return [self.path]
+        count = int(match[3])
+        return [self.path.with_name(f"{match[1]}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.path.name}\n{self.path.stat().st_size}\n".encode())
+        with self.path.open("rb") as file:
+            digest.update(file.read(1 << 20))
+        return f"llama-{llama_cpp.__version__}-{digest.hexdigest()[:8]}"
+
+    def sampling_defaults(self) -> dict[str, float]:
+        found = {ours: self.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
+        return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _find(spec: EngineSpec) -> Path:
+    if not spec.source.is_dir():
+        return spec.source
+    found = [
+        path
+        for path in sorted(spec.source.glob("*.gguf"))
+        if not path.name.startswith("mmproj") and _part(path.name) in (None, 1)
+    ]
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise LlmUnavailable(spec.model, f"{spec.source.name} must hold one GGUF model, and holds {names}")
+    return found[0]
+
+
+def _part(name: str) -> int | None:
+    match = _SPLIT.fullmatch(name)
+    return int(match[2]) if match else None
+
+
+def context_length(spec: EngineSpec, weights: Weights) -> int:
+    """Tokens of one job, prompt and output."""
+    length = spec.context_length or weights.context_length
+    if not length:
+        raise LlmUnavailable(spec.model, "the file names no context length; set context_length")
+    return length
+
+
+def cells(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
+    """Tokens that the cache holds, all slots together."""
+    return settings.cells or spec.slots * context_length(spec, weights)
+
+
+def need(spec: EngineSpec) -> Need:
+    settings = settings_of(spec)
+    weights = Weights(spec)
+    total = spec.memory_bytes if spec.memory_bytes is not None else _estimate(spec, settings, weights)
+    on_gpu = int(total * _share_on_gpu(settings, weights))
+    return Need(ram=total - on_gpu, gpu=on_gpu)
+
+
+def check_machine(spec: EngineSpec) -> None:
+    """Refuses what this machine could never hold: the system would kill the process while the cache is filled."""
+    wanted = need(spec).ram
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > total:
+        numbers = f"it needs {wanted / 1e9:.2f} GB of RAM, the machine has {total / 1e9:.2f} GB"
+        raise LlmUnavailable(spec.model, f"out of memory: {numbers}")
+
+
+def _share_on_gpu(settings: Settings, weights: Weights) -> float:
+    layers = settings.model["n_gpu_layers"]
+    if not gpu_offload():
+        return 0.0
+    # The output matrix counts as a layer of its own.
+    return 1.0 if layers < 0 else min(1.0, layers / (weights.layers + 1))
+
+
+def _estimate(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
+    files = sum(part.stat().st_size for part in weights.parts())
+    cache = cells(spec, settings, weights) * _cell_bytes(settings, weights)
+    return int(files + cache + _compute_bytes(spec, settings, weights) + _BASE_BYTES)
+
+
+def _cell_bytes(settings: Settings, weights: Weights) -> float:
+    """Bytes that one token takes in the cache, over all layers."""
+    heads = _per_layer(weights, "attention.head_count", 1)
+    embedding = int(weights.of_architecture("embedding_length", 0))
+    keyed = _per_layer(weights, "attention.head_count_kv", max(heads))
+    size = embedding / max(1, *heads)
+    key = float(weights.of_architecture("attention.key_length", size)) * CELL_BYTES[settings.context["type_k"]]
+    value = float(weights.of_architecture("attention.value_length", size)) * CELL_BYTES[settings.context["type_v"]]
+    return sum(keyed) * (key + value)
+
+
+def _per_layer(weights: Weights, key: str, default: int) -> list[int]:
+    """A number per layer: some files have one for all, some an array."""
+    value = weights.of_architecture(key, default)
+    if isinstance(value, tuple):
+        return [int(each) for each in cast("tuple[int, ...]", value)]
+    return [int(value)] * weights.layers
+
+
+def _compute_bytes(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
+    """The activations of one physical batch, and the logits of every slot twice: llama.cpp's and the draw's."""
+    embedding = int(weights.of_architecture("embedding_length", 0))
+    forward = max(_per_layer(weights, "feed_forward_length", 4 * embedding))
+    vocabulary = int(weights.of_architecture("vocab_size", 1 << 17))
+    batch = settings.context["n_ubatch"]
+    mask = 4 * batch * cells(spec, settings, weights)
+    return 4 * batch * (_LIVE_ACTIVATIONS * embedding + 3 * forward) + mask + 8 * spec.slots * vocabulary

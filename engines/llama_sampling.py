@@ -1,0 +1,174 @@
+"""Choosing a token from the model's logits.
+
+The order is vLLM's: bias, bans, penalties, grammar, temperature, then the truncations and the draw. All but the last
+three change the logits in place, with numpy: llama.cpp's own samplers first copy the vocabulary into an array of
+structs, and sort all of it for a `top_p` without a `top_k`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from citadel.errors import EdgeError
+from citadel.messages import TokenLogprob
+from engines.llama_native import DRAWN_AT_RANDOM, Chain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from citadel.engine import Sampling
+    from engines.llama_grammar import Matcher
+    from engines.llama_native import Vocabulary
+
+    Logits = NDArray[np.float32]
+
+_GREEDY_BELOW: Final = 1e-5
+_CANDIDATES: Final = 1024
+"""How many tokens `top_p` and `min_p` look at when the job sets no `top_k`; the rest have no weight that counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`token` is None where nothing is allowed any more."""
+
+    token: int | None
+    logprob: TokenLogprob | None = None
+
+
+class Chooser:
+    """The sampling state of one job."""
+
+    def __init__(
+        self, sampling: Sampling, prompt: Sequence[int], vocabulary: Vocabulary, matcher: Matcher | None
+    ) -> None:
+        self._sampling = sampling
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._chain = chain_of(sampling)
+        self._count = 0
+        self._bias = _pairs(sampling.logit_bias)
+        self._ends = np.array(sorted(vocabulary.ends), np.intp)
+        self._stops = np.array(sorted({*vocabulary.ends, *sampling.stop_token_ids}), np.intp)
+        self._repeats = _mask(vocabulary.size, prompt) if sampling.repetition_penalty != 1.0 else None
+        additive = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        self._penalty = np.zeros(vocabulary.size, np.float32) if additive else None
+        self._seen: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """The grammar allows nothing but the end."""
+        return self._matcher is not None and self._matcher.complete
+
+    def choose(self, logits: Logits, draw: Callable[[Chain], int]) -> Choice:
+        """Changes `logits`. `draw` lets a chain choose from them as they are when it is called."""
+        if not np.isfinite(logits.max()):
+            raise EdgeError("The model's output is not a number")
+        raw = logits.copy() if self._sampling.logprobs is not None else None
+        self._shape(logits)
+        token = self._pick(logits, draw)
+        if token is not None and self._matcher and not self._matcher.take(token):
+            logits[~self._matcher.allowed()] = -np.inf
+            token = self._pick(logits, draw)
+            if token is not None and not self._matcher.take(token):
+                raise EdgeError("The grammar refused a token that it had allowed")
+        if token is None:
+            return Choice(None)
+        self._remember(token)
+        return Choice(token, None if raw is None else self._logprob(raw, token))
+
+    def close(self) -> None:
+        if self._chain:
+            self._chain.close()
+
+    def _shape(self, logits: Logits) -> None:
+        sampling = self._sampling
+        if self._bias:
+            tokens, values = self._bias
+            logits[tokens] += values
+        if self._count < sampling.min_tokens:
+            logits[self._stops] = -np.inf
+        if sampling.ignore_eos:
+            logits[self._ends] = -np.inf
+        if self._repeats is not None:
+            tokens = np.flatnonzero(self._repeats)
+            values = logits[tokens]
+            penalty = np.float32(sampling.repetition_penalty)
+            logits[tokens] = np.where(values > 0, values / penalty, values * penalty)
+        if self._penalty is not None:
+            logits -= self._penalty
+
+    def _pick(self, logits: Logits, draw: Callable[[Chain], int]) -> int | None:
+        best = int(logits.argmax())
+        if not np.isfinite(logits[best]):
+            return None
+        return draw(self._chain) if self._chain else best
+
+    def _remember(self, token: int) -> None:
+        self._count += 1
+        if self._repeats is not None:
+            self._repeats[token] = True
+        if self._penalty is not None:
+            if token not in self._seen:
+                self._seen.add(token)
+                self._penalty[token] += self._sampling.presence_penalty
+            self._penalty[token] += self._sampling.frequency_penalty
+
+    def _logprob(self, raw: Logits, token: int) -> TokenLogprob:
+        highest = raw.max()
+        total = float(highest) + float(np.log(np.exp(raw - highest).sum(dtype=np.float64)))
+        wanted = self._sampling.logprobs or 0
+        return self._entry(raw, token, total, self._top(raw, wanted, total))
+
+    def _top(self, raw: Logits, wanted: int, total: float) -> tuple[TokenLogprob, ...]:
+        if wanted == 0:
+            return ()
+        wanted = min(wanted, raw.size)
+        likely = np.argpartition(raw, raw.size - wanted)[raw.size - wanted :]
+        ordered = likely[np.argsort(-raw[likely], kind="stable")]
+        return tuple(self._entry(raw, int(token), total) for token in ordered)
+
+    def _entry(self, raw: Logits, token: int, total: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        return TokenLogprob(token, self._vocabulary.piece(token), min(0.0, float(raw[token]) - total), top)
+
+
+def chain_of(sampling: Sampling) -> Chain | None:
+    """The chain that draws; None where the most likely token is always the one.
+
+    Scaling by the temperature keeps the order, so `top_k` may come before it, and then little is left to scale.
+    """
+    if sampling.temperature < _GREEDY_BELOW:
+        return None
+    truncated = sampling.top_p < 1.0 or sampling.min_p > 0.0
+    top_k = sampling.top_k if sampling.top_k > 0 else _CANDIDATES if truncated else 0
+    steps: list[tuple[str, tuple[float, ...]]] = []
+    if top_k:
+        steps.append(("top_k", (top_k,)))
+    steps.append(("temp", (sampling.temperature,)))
+    if sampling.min_p > 0.0:
+        steps.append(("min_p", (sampling.min_p, 1)))
+    if sampling.top_p < 1.0:
+        steps.append(("top_p", (sampling.top_p, 1)))
+    return Chain(steps, _seed(sampling.seed))
+
+
+def _seed(seed: int | None) -> int:
+    chosen = secrets.randbits(32) if seed is None else seed & 0xFFFFFFFF
+    return 0 if chosen == DRAWN_AT_RANDOM else chosen
+
+
+def _pairs(bias: Mapping[int, float]) -> tuple[NDArray[np.intp], Logits] | None:
+    if not bias:
+        return None
+    return np.fromiter(bias, np.intp, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
+
+
+def _mask(size: int, tokens: Iterable[int]) -> NDArray[np.bool_]:
+    mask = np.zeros(size, np.bool_)
+    mask[np.fromiter(tokens, np.intp)] = True
+    return mask

@@ -1,0 +1,299 @@
+"""The thread that owns a loaded model: it loads it, decodes for all jobs together, and frees it.
+
+Orders come in through a queue, looked at between two decodes. What happened goes out once per decode, as one call on
+the event loop. Nothing else touches llama.cpp's context, so nothing here is locked.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from citadel.engine import EngineInfo, Piece
+from citadel.errors import CitadelError, EdgeError, LlmUnavailable
+from engines import llama_files
+from engines.llama_batch import Limits, Planner, Run, Share, Step
+from engines.llama_grammar import Grammars, Matcher
+from engines.llama_log import log
+from engines.llama_native import Batch, Context, Model, NativeError, trim_heap
+from engines.llama_options import Settings, settings_of
+from engines.llama_sampling import Chooser
+from engines.llama_text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from citadel.engine import EngineFinish, EngineSpec, Job, Progress
+    from engines.llama_native import Vocabulary
+    from engines.llama_sampling import Choice
+
+_LOADED_WEIGHTS = 0.95
+"""The progress that the weights are; making the context is the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    job: Job
+    matcher: Matcher | None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """`piece` or `error` of a job, or neither; when `over`, the thread no longer works on it."""
+
+    job_id: str
+    piece: Piece | None = None
+    error: CitadelError | None = None
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    info: EngineInfo
+    vocabulary: Vocabulary
+    grammars: Grammars
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The thread's last word: everything is freed. `error` is why, unless it was told to stop."""
+
+    error: Exception | None
+
+
+News = Ready | Ended | list[Happened]
+
+
+class _Task:
+    """A job on the thread."""
+
+    def __init__(self, job: Job, matcher: Matcher | None, vocabulary: Vocabulary, context_length: int) -> None:
+        sampling = job.sampling
+        self.job = job
+        self.run = Run(job.id, array("i", job.prompt))
+        self.chooser = Chooser(sampling, job.prompt, vocabulary, matcher)
+        self.text = Text()
+        self.left = min(sampling.max_tokens, context_length - len(job.prompt))
+        ends = () if sampling.ignore_eos else vocabulary.ends
+        self.stops = frozenset((*ends, *sampling.stop_token_ids))
+        self._vocabulary = vocabulary
+
+    def take(self, choice: Choice) -> Piece:
+        """The piece that a choice makes; with `finish` when the job is over."""
+        token = choice.token
+        if token is None:
+            return self.last("stop")
+        self.left -= 1
+        logprobs = (choice.logprob,) if choice.logprob else ()
+        if token in self.stops:
+            return Piece(self.text.rest(), (token,), self._cached, logprobs, "stop")
+        text = self.text.add(self._vocabulary.piece(token))
+        finish: EngineFinish | None = "stop" if self.chooser.complete else "length" if self.left <= 0 else None
+        if finish:
+            text += self.text.rest()
+        self.run.tokens.append(token)
+        return Piece(text, (token,), self._cached, logprobs, finish)
+
+    def last(self, finish: EngineFinish) -> Piece:
+        return Piece(self.text.rest(), (), self._cached, (), finish)
+
+    @property
+    def _cached(self) -> int:
+        return self.run.cached or 0
+
+
+class Worker(threading.Thread):
+    def __init__(self, spec: EngineSpec, progress: Progress, tell: Callable[[News], None]) -> None:
+        """`tell` is called on this thread and must not block. `start()` begins the load."""
+        super().__init__(name=f"llama {spec.model}", daemon=True)
+        self.orders: queue.SimpleQueue[Begin | Abort | Stop] = queue.SimpleQueue()
+        self._spec = spec
+        self._progress = progress
+        self._tell = tell
+        self._cancelled = False
+        self._reached = 0.0
+
+    def cancel(self) -> None:
+        """Ends the load, or the work after it, soon. May be called from any thread."""
+        self._cancelled = True
+        self.orders.put(Stop())
+
+    def run(self) -> None:
+        error: Exception | None = None
+        try:
+            self._live()
+        except Exception as caught:  # noqa: BLE001 - whatever ends this thread, the event loop must hear of it
+            error = caught
+        trim_heap()
+        self._tell(Ended(error))
+
+    def _live(self) -> None:
+        settings = settings_of(self._spec)
+        weights = llama_files.Weights(self._spec)
+        llama_files.check_machine(self._spec)
+        model = context = grammars = None
+        try:
+            self._report(0.0)
+            model = Model.load(weights.path, settings.model, self._go_on)
+            if not model.generates_text:
+                raise LlmUnavailable(self._spec.model, f"a {model.architecture} model does not generate text")
+            context = _make_context(self._spec, settings, weights, model)
+            if self._cancelled:
+                return
+            grammars = Grammars(model.vocabulary)
+            info = _info(self._spec, weights, context)
+            decoder = Decoder(context, model.vocabulary, info.context_length, settings)
+            self._report(1.0)
+            self._tell(Ready(info, model.vocabulary, grammars))
+            self._serve(decoder)
+        except NativeError as error:
+            raise LlmUnavailable(self._spec.model, str(error)) from None
+        finally:
+            if grammars:
+                grammars.close()
+            if context:
+                context.close()
+            if model:
+                model.close()
+
+    def _go_on(self, fraction: float) -> bool:
+        self._report(fraction * _LOADED_WEIGHTS)
+        return not self._cancelled
+
+    def _report(self, fraction: float) -> None:
+        self._reached = max(self._reached, min(1.0, fraction))
+        self._progress(self._reached)
+
+    def _serve(self, decoder: Decoder) -> None:
+        while self._take_orders(decoder):
+            if decoder.tasks:
+                decoder.step()
+            if decoder.news:
+                self._tell(decoder.news)
+                decoder.news = []
+
+    def _take_orders(self, decoder: Decoder) -> bool:
+        """Waits for an order where there is nothing to do; False when told to stop."""
+        wait = not decoder.tasks
+        while True:
+            try:
+                order = self.orders.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if isinstance(order, Stop):
+                return False
+            if isinstance(order, Begin):
+                decoder.begin(order)
+            else:
+                decoder.abort(order.job_id)
+
+
+class Decoder:
+    """All jobs of one context. `step()` decodes once for all of them; `news` is what came of it."""
+
+    def __init__(self, context: Context, vocabulary: Vocabulary, context_length: int, settings: Settings) -> None:
+        prompt = min(settings.context["n_ubatch"], context.batch_size)
+        limits = Limits(
+            sequences=context.sequences,
+            cells=settings.cells or context.cells,
+            batch=context.batch_size,
+            prompt=prompt,
+            prompt_beside=min(settings.prompt_beside, prompt),
+            trim=context.can_trim,
+            share=context.can_share,
+        )
+        self.tasks: dict[str, _Task] = {}
+        self.news: list[Happened] = []
+        self.planner = Planner(limits)
+        self._context = context
+        self._vocabulary = vocabulary
+        self._context_length = context_length
+        self._batch = Batch(context.batch_size)
+
+    def begin(self, order: Begin) -> None:
+        task = _Task(order.job, order.matcher, self._vocabulary, self._context_length)
+        self.tasks[order.job.id] = task
+        self.planner.add(task.run)
+
+    def abort(self, job_id: str) -> None:
+        task = self.tasks.get(job_id)
+        if task:
+            self._end(task)
+            self.news.append(Happened(job_id, over=True))
+
+    def step(self) -> None:
+        step = self.planner.plan()
+        self._move(step)
+        if step.full:
+            task = self.tasks[step.full.id]
+            self._end(task)
+            self.news.append(Happened(task.job.id, task.last("length"), over=True))
+            return
+        self._fill(step)
+        code = self._context.decode(self._batch)
+        if code == 1:
+            log.warning("llama.cpp has less room than %d cells", self.planner.capacity)
+            self.planner.refused(step)
+            return
+        if code != 0:
+            raise NativeError(f"llama_decode failed with code {code}")
+        self.planner.done(step)
+        self._choose([self.tasks[work.run.id] for work in step.work if work.last])
+
+    def _move(self, step: Step) -> None:
+        for move in step.moves:
+            if isinstance(move, Share):
+                self._context.share(move.source, move.target, move.length)
+            else:
+                self._context.truncate(move.sequence, move.length)
+
+    def _fill(self, step: Step) -> None:
+        self._batch.clear()
+        for work in step.work:
+            self._batch.add(work.sequence, work.start, work.run.tokens[work.start : work.stop], output=work.last)
+
+    def _choose(self, tasks: list[_Task]) -> None:
+        """The next token of each task that has nothing left to compute, in the order of the batch's outputs."""
+        if not tasks:
+            return
+        logits = self._context.logits()
+        for row, task in enumerate(tasks):
+            try:
+                choice = task.chooser.choose(logits[row], lambda chain, row=row: self._context.draw(chain, row))
+                piece = task.take(choice)
+            except EdgeError as error:
+                self._end(task)
+                self.news.append(Happened(task.job.id, error=error, over=True))
+                continue
+            if piece.finish:
+                self._end(task)
+            self.news.append(Happened(task.job.id, piece, over=piece.finish is not None))
+
+    def _end(self, task: _Task) -> None:
+        self.planner.drop(task.run)
+        task.chooser.close()
+        del self.tasks[task.job.id]
+
+
+def _make_context(spec: EngineSpec, settings: Settings, weights: llama_files.Weights, model: Model) -> Context:
+    wanted = llama_files.cells(spec, settings, weights)
+    return Context(model, {**settings.context, "n_ctx": wanted}, spec.slots)
+
+
+def _info(spec: EngineSpec, weights: llama_files.Weights, context: Context) -> EngineInfo:
+    length = min(llama_files.context_length(spec, weights), context.sequence_length)
+    return EngineInfo(length, spec.slots, weights.fingerprint(), weights.sampling_defaults())
