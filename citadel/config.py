@@ -1,0 +1,269 @@
+"""models.toml, read once and checked whole: what comes out is frozen and right, or a `ConfigError` of one clear line.
+
+Every key that exists is a field below, with its default and its unit; nothing else reads the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+EngineName = Literal["hyperqwen", "llama", "replay"]
+OPTION_TABLES: Final[dict[str, str]] = {"hyperqwen": "vllm", "llama": "llama", "replay": "replay"}
+"""The name of each engine's own table under `[models.X]`."""
+
+_SLOTS: Final[dict[tuple[str, str | None], int]] = {
+    ("hyperqwen", "batch"): 64,
+    ("hyperqwen", "single"): 8,
+    ("llama", None): 1,
+    ("replay", None): 64,
+}
+
+
+class ConfigError(Exception):
+    """models.toml cannot be used; the message is one line that names the key's full path."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Seconds = Annotated[float, Field(ge=0, strict=False)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1, strict=False)]
+Gigabytes = Annotated[float, Field(gt=0, strict=False)]
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / fallback) / "citadel"
+
+
+def _default_data_dir() -> Path:
+    return _xdg("XDG_DATA_HOME", ".local/share")
+
+
+class Server(_Table):
+    """`[server]`. Times in seconds, sizes in bytes."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8040
+    default_model: str | None = None
+    """None: the first model of the file."""
+    owned_by: str = "hl1"
+    data_dir: Path = Field(default_factory=_default_data_dir, strict=False)
+    cache_dir: Path = Field(default_factory=lambda: _xdg("XDG_CACHE_HOME", ".cache"), strict=False)
+    max_body_bytes: Count = 33_554_432
+    wait_max_s: Seconds = 1800
+    wait_stream_s: Seconds = 1800
+    wait_s: Seconds = 80
+    comment_s: Annotated[float, Field(gt=0, strict=False)] = 15
+    drain_s: Seconds = 30
+    cors_origins: tuple[str, ...] = Field(default=("*",), strict=False)
+    reasoning_content: bool = True
+    metrics_public: bool | None = None
+    """None: public on a loopback host only."""
+    auto_download: bool = False
+
+
+class Limits(_Table):
+    """`[limits]`: what holds for every key and member that has no figure of its own. None is no limit."""
+
+    open_calls: Count = 96
+    open_per_member: Count = 64
+    calls_per_minute: Count | None = None
+    calls_per_day: Count | None = None
+    daily_calls: Count | None = None
+    daily_tokens: Count | None = None
+    max_parallel: Count | None = None
+
+
+class Gpu(_Table):
+    """`[gpu]`. `memory_limit_gb` and `ram_limit_gb` bound what all loaded models may take together, in 10^9 bytes."""
+
+    lease_expiry_s: Seconds = 60
+    busy_after_s: Seconds = 900
+    memory_limit_gb: Gigabytes | None = None
+    ram_limit_gb: Gigabytes | None = None
+    min_residency_s: Seconds = 0
+    max_wait_s: Seconds = 300
+
+
+class SamplingDefaults(_Table):
+    """`[models.X.sampling]`: what a request that says nothing gets, in front of the checkpoint's own defaults."""
+
+    temperature: Annotated[float, Field(ge=0, le=2, strict=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Fraction | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, strict=False)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, strict=False)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, strict=False)] | None = None
+
+    def given(self) -> dict[str, float]:
+        return self.model_dump(exclude_none=True)
+
+
+class Model(_Table):
+    """`[models.X]`. `vllm`, `llama` and `replay` are the engines' own tables, passed through to them."""
+
+    engine: EngineName
+    source: Annotated[str, Field(min_length=1)]
+    mode: Literal["batch", "single"] | None = None
+    slots: Count | None = None
+    context_length: Count | None = None
+    max_output_tokens: Count | None = None
+    format: str = "auto"
+    chat_template: Path | None = Field(default=None, strict=False)
+    aliases: tuple[str, ...] = Field(default=(), strict=False)
+    preload: bool = False
+    pin: bool = False
+    ttl_s: Seconds | None = None
+    cold_start_s: Annotated[int, Field(ge=1)] = 60
+    notes: str = ""
+    max_parallel: Count | None = None
+    memory_gb: Gigabytes | None = None
+    stall_s: Seconds = 60
+    backoff_s: Annotated[tuple[Seconds, Seconds], Field(strict=False)] = (10, 300)
+    reasoning_budget: Count | None = None
+    sampling: SamplingDefaults = SamplingDefaults()
+    vllm: dict[str, Any] | None = None
+    llama: dict[str, Any] | None = None
+    replay: dict[str, Any] | None = None
+
+    @field_validator("backoff_s")
+    @classmethod
+    def _first_then_longest(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[0] > value[1]:
+            raise ValueError("the first wait is longer than the longest")
+        return value
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        own = OPTION_TABLES[self.engine]
+        for table in OPTION_TABLES.values():
+            if table != own and getattr(self, table) is not None:
+                raise ValueError(f"the table {table!r} is not for the engine {self.engine!r}, whose own is {own!r}")
+        if self.mode is not None and self.engine != "hyperqwen":
+            raise ValueError(f"mode is for hyperqwen only, and this is {self.engine}")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return getattr(self, OPTION_TABLES[self.engine]) or {}
+
+    @property
+    def effective_mode(self) -> Literal["batch", "single"] | None:
+        return (self.mode or "batch") if self.engine == "hyperqwen" else None
+
+    @property
+    def effective_slots(self) -> int:
+        return self.slots or _SLOTS[self.engine, self.effective_mode]
+
+    @property
+    def effective_max_parallel(self) -> int | None:
+        """Calls that one member may have on this model; None is no bound of the model's own."""
+        return self.max_parallel or (1 if self.engine == "llama" else None)
+
+
+class Config(_Table):
+    """The whole file. `folder` is where it lies: relative paths in it start there."""
+
+    server: Server = Server()
+    limits: Limits = Limits()
+    gpu: Gpu = Gpu()
+    models: dict[str, Model]
+    folder: Path = Field(default=Path(), strict=False)
+
+    @model_validator(mode="after")
+    def _names_are_clear(self) -> Self:
+        if not self.models:
+            raise ValueError("models: there is none; a model is a table [models.NAME]")
+        seen = dict.fromkeys(self.models, "a model")
+        for name, model in self.models.items():
+            for alias in model.aliases:
+                if alias in seen:
+                    raise ValueError(f"models.{name}.aliases: {alias!r} is {seen[alias]} already")
+                seen[alias] = f"an alias of {name}"
+        default = self.server.default_model
+        if default is not None and default not in seen:
+            raise ValueError(f"server.default_model: there is no model {default!r}{_nearest(default, seen)}")
+        return self
+
+    @property
+    def default_model(self) -> str:
+        return self.server.default_model or next(iter(self.models))
+
+    def find(self, name: str) -> str | None:
+        """The id of the model with this id or alias."""
+        if name in self.models:
+            return name
+        return next((id_ for id_, model in self.models.items() if name in model.aliases), None)
+
+
+def load(path: Path, *, server_overrides: dict[str, Any] | None = None) -> Config:
+    """Read `path`; `server_overrides` replace keys of `[server]`. Raises ConfigError."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is no TOML: {error}") from None
+    folder = path.resolve().parent
+    if "folder" in raw:
+        raise ConfigError(f"{path}: folder: unknown key{_nearest('folder', set(Config.model_fields) - {'folder'})}")
+    if isinstance(raw.setdefault("server", {}), dict):
+        raw["server"] |= server_overrides or {}
+    try:
+        config = Config.model_validate({**raw, "folder": folder})
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_one_line(error, raw)}") from None
+    for name, model in config.models.items():
+        if model.chat_template is not None and not (folder / model.chat_template).is_file():
+            raise ConfigError(f"{path}: models.{name}.chat_template: there is no file {folder / model.chat_template}")
+    return config
+
+
+def _one_line(error: ValidationError, raw: dict[str, Any]) -> str:
+    problem = error.errors(include_url=False)[0]
+    where = [str(part) for part in problem["loc"]]
+    key = ".".join(where)
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key{_nearest(where[-1], _known_keys(where[:-1], raw))}"
+        case "missing":
+            return f"{key}: this key is required"
+        case "value_error":
+            text = problem["msg"].removeprefix("Value error, ")
+            return f"{key}: {text}" if key else text
+        case _:
+            return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
+
+
+def _known_keys(table: list[str], raw: dict[str, Any]) -> set[str]:
+    match table:
+        case []:
+            return set(Config.model_fields) - {"folder"}
+        case ["server"]:
+            return set(Server.model_fields)
+        case ["limits"]:
+            return set(Limits.model_fields)
+        case ["gpu"]:
+            return set(Gpu.model_fields)
+        case ["models", name]:
+            engine = raw["models"][name].get("engine")
+            foreign = set(OPTION_TABLES.values()) - {OPTION_TABLES.get(engine, "")}
+            return set(Model.model_fields) - foreign
+        case _:
+            return set(SamplingDefaults.model_fields)
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)
+    return f"; the nearest known one is {close[0]!r}" if close else ""

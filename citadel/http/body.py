@@ -1,0 +1,77 @@
+"""Reading a request's body: bounded in size, in time, and in how much is held by all bodies together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from citadel.errors import BadBody, TooLarge
+
+TIMEOUT_S: Final = 60
+SHARED_BYTES: Final = 256 * 2**20
+
+
+class BodyReader:
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._budget = _ByteBudget(max(SHARED_BYTES, limit_bytes))
+
+    async def read(self, request: web.Request) -> bytes:
+        """The body, decompressed. Raises TooLarge as soon as it is known, BadBody when it does not come whole."""
+        declared = request.content_length
+        if declared is not None and declared > self._limit:
+            raise TooLarge(self._limit)
+        compressed = "Content-Encoding" in request.headers
+        share = self._limit if declared is None or compressed else declared
+        async with self._budget.take(share):
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    return await self._all_of(request)
+            except TimeoutError:
+                raise BadBody(f"The body did not come within {TIMEOUT_S} s") from None
+            except (web.RequestPayloadError, ConnectionError, ValueError) as error:
+                raise BadBody from error
+
+    async def _all_of(self, request: web.Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > self._limit:
+                raise TooLarge(self._limit)
+        return bytes(body)
+
+
+class _ByteBudget:
+    """A semaphore that counts bytes; first come, first served, so that a large body comes to its turn."""
+
+    def __init__(self, total: int) -> None:
+        self._free = total
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def take(self, size: int) -> AsyncGenerator[None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        self._admit()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._free += size
+            else:
+                self._waiting.remove((size, turn))
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free:
+            size, turn = self._waiting.popleft()
+            if turn.cancelled():
+                continue
+            self._free -= size
+            turn.set_result(None)

@@ -1,0 +1,44 @@
+"""Who may use a route: the key, its scope, and whether the service is taking calls; in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Literal
+
+from aiohttp import web
+
+from citadel.accounts import auth
+from citadel.accounts.auth import Scope
+from citadel.http.services import ACCOUNT, SERVICES
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`scope`: what the key must carry; `any` is any valid key; None is open to all."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    handler: Handler
+    scope: Scope | Literal["any"] | None
+
+
+def guarded(route: Route) -> Handler:
+    if route.scope is None:
+        return route.handler
+
+    @wraps(route.handler)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        services = request.app[SERVICES]
+        id_, secret = auth.parse_authorization(request.headers)
+        account = await services.store.authenticate(id_, secret)
+        request[ACCOUNT] = account
+        if route.scope not in ("any", None):
+            auth.require(account, route.scope)
+        services.gate.check()
+        return await route.handler(request)
+
+    return handle

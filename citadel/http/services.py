@@ -1,0 +1,34 @@
+"""What handlers need, put on the application under typed keys by the composition root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from citadel.accounts.auth import Account
+from citadel.accounts.store import AsyncStore
+from citadel.config import Config
+from citadel.http.body import BodyReader
+from citadel.http.gate import Gate
+from citadel.pipeline import Pipeline
+from citadel.runtime.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """`started_at` in Unix seconds."""
+
+    config: Config
+    store: AsyncStore
+    registry: Registry
+    pipeline: Pipeline
+    gate: Gate
+    bodies: BodyReader
+    started_at: int
+
+
+SERVICES: Final = web.AppKey("services", Services)
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+ACCOUNT: Final = web.RequestKey("account", Account)

@@ -1,0 +1,195 @@
+"""THE STORY of one call, from who asks what to the last event: limits, prompt, model, slot, generation, usage.
+
+The order of the steps is part of the contract, since the first check that fails is the answer. Everything a call
+takes is taken by an `async with` or `with` below, and given back in the opposite order however the call ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import structlog
+
+from citadel.accounts.auth import Account
+from citadel.accounts.quota import OpenCalls
+from citadel.aio import merge
+from citadel.config import Config, SamplingDefaults
+from citadel.engine import Engine, EngineInfo, Job, Piece, Sampling, Tokenizer
+from citadel.errors import BadRequest, ContextLengthExceeded
+from citadel.messages import CallEvent, ChatRequest, Delta, Done, NamedTool, Started, TextEvent, Usage
+from citadel.runtime.installed import Prepared
+from citadel.runtime.registry import Registry
+from citadel.text import formats, template
+from citadel.text.formats import Format
+from citadel.text.reader import Reader, Reading
+
+log = structlog.get_logger("citadel.pipeline")
+
+_INLINE_CHARACTERS: Final = 16_384
+"""A prompt up to this long is rendered and tokenized on the event loop, in about two milliseconds."""
+
+
+SAMPLING_NAMES: Final = tuple(SamplingDefaults.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`id` goes into the answer and, with the choice's number, to the engine. `wait_s` is for the model to load."""
+
+    id: str
+    account: Account
+    request: ChatRequest
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: list[int]
+    reading: Reading
+
+
+class Pipeline:
+    def __init__(self, config: Config, registry: Registry) -> None:
+        self._config = config
+        self._registry = registry
+        self._open = OpenCalls(config.limits.open_calls, config.limits.open_per_member)
+        self._formats: dict[str, Format] = {}
+        self._warm = False
+        """Whether the template renderer has been imported."""
+
+    async def run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
+        """Events of the answer. What is raised before the first event can still have a status of its own."""
+        request, settings = call.request, self._config.models[call.request.model]
+        self._check_choices(request)
+        max_parallel = settings.effective_max_parallel or self._config.limits.max_parallel
+        with self._open.enter(call.account.member, request.model, max_parallel):
+            prepared = await self._registry.prepare(request.model)
+            prompt = await self._prompt(request, prepared) if prepared is not None else None
+            async with self._registry.call(request.model, call.account.member, request.n) as ticket:
+                async with aclosing(self._registry.wait(ticket, call.wait_s, self._config.server.comment_s)) as waiting:
+                    async for status in waiting:
+                        yield status
+                if prompt is None:  # the weights came only now, and the tokenizer with them
+                    prompt = await self._prompt(request, await self._registry.prepare(request.model))
+                async with aclosing(self._generate(call, prompt, ticket.engine)) as answer:
+                    async for event in answer:
+                        yield event
+
+    def _check_choices(self, request: ChatRequest) -> None:
+        slots = self._config.models[request.model].effective_slots
+        if request.n > slots:
+            raise BadRequest(f"n: {request.model} has {slots} slots, fewer than {request.n}", param="n")
+
+    async def _prompt(self, request: ChatRequest, prepared: Prepared | None) -> Prompt:
+        assert prepared is not None
+        fmt = self._format(request.model, prepared)
+        size = sum(len(message.content or "") for message in request.messages)
+        if self._warm and size <= _INLINE_CHARACTERS:
+            prompt = _make_prompt(request, prepared, fmt)
+        else:
+            prompt = await asyncio.to_thread(_make_prompt, request, prepared, fmt)
+            self._warm = True
+        limit = self._registry.status(request.model).context_length or prepared.tokenizer.context_length
+        if limit is not None and len(prompt.token_ids) >= limit:
+            raise ContextLengthExceeded(limit, len(prompt.token_ids))
+        return prompt
+
+    def _format(self, model: str, prepared: Prepared) -> Format:
+        """The configured format, or the one that the template and the special tokens are recognised by."""
+        if model not in self._formats:
+            name = self._config.models[model].format
+            special_tokens = prepared.tokenizer.special_tokens.values()
+            found = formats.recognise(prepared.chat_template, tuple(special_tokens))
+            self._formats[model] = found if name == "auto" else formats.FORMATS[name]
+            log.info("format", model=model, format=self._formats[model].name, configured=name)
+        return self._formats[model]
+
+    async def _generate(self, call: Call, prompt: Prompt, engine: Engine) -> AsyncGenerator[CallEvent, None]:
+        request = call.request
+        sampling = self._sampling(request, engine.info, len(prompt.token_ids))
+        readers = [Reader(prompt.reading) for _ in range(request.n)]
+        jobs = [Job(f"{call.id}-{choice}", prompt.token_ids, _seeded(sampling, choice)) for choice in range(request.n)]
+        choices = [_read(index, readers[index], engine.generate(job)) for index, job in enumerate(jobs)]
+        usage, started = Usage(prompt=len(prompt.token_ids)), False
+        async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as answer:
+            async for choice, events, piece in answer:
+                if not started:
+                    started = True
+                    yield Started(engine.info.fingerprint)
+                usage = _usage(usage, readers, piece)
+                for event in events:
+                    yield Delta(choice, event, usage)
+        for complaint in (each for reader in readers for each in reader.complaints):
+            log.warning("unreadable output", model=request.model, why=complaint)
+        yield Done(usage)
+
+    def _sampling(self, request: ChatRequest, info: EngineInfo, prompt_tokens: int) -> Sampling:
+        """The request's values, else the owner's, else the checkpoint's, else OpenAI's."""
+        room = info.context_length - prompt_tokens
+        if room < 1:
+            raise ContextLengthExceeded(info.context_length, prompt_tokens)
+        settings, asked = self._config.models[request.model], request.sampling
+        limits = [asked.max_tokens, settings.max_output_tokens, room]
+        given: Mapping[str, Any] = {
+            name: value for name in SAMPLING_NAMES if (value := getattr(asked, name)) is not None
+        }
+        max_tokens = min(limit for limit in limits if limit is not None)
+        return Sampling(
+            **{**info.sampling_defaults, **settings.sampling.given(), **given},
+            max_tokens=max_tokens,
+            min_tokens=min(asked.min_tokens, max_tokens),
+            seed=asked.seed,
+            logit_bias=asked.logit_bias,
+            ignore_eos=asked.ignore_eos,
+            stop_token_ids=asked.stop_token_ids,
+            logprobs=asked.logprobs,
+        )
+
+
+def _make_prompt(request: ChatRequest, prepared: Prepared, fmt: Format) -> Prompt:
+    tokenizer = prepared.tokenizer
+    text = template.render(request, prepared.chat_template, tokenizer.special_tokens)
+    reading = Reading(
+        format=fmt,
+        tools=() if request.tool_choice == "none" else request.tools,
+        in_reasoning=template.opens_reasoning(text, fmt.reasoning_start),
+        stops=request.stop,
+        call_is_the_answer=isinstance(request.tool_choice, NamedTool),
+        reasoning_end_id=_single_token(tokenizer, fmt.reasoning_end),
+        new_id=lambda: f"chatcmpl-tool-{secrets.token_hex(8)}",
+    )
+    return Prompt(tokenizer.encode(text), reading)
+
+
+def _single_token(tokenizer: Tokenizer, text: str) -> int | None:
+    ids = tokenizer.encode(text)
+    return ids[0] if len(ids) == 1 else None
+
+
+def _seeded(sampling: Sampling, choice: int) -> Sampling:
+    return sampling if sampling.seed is None or choice == 0 else replace(sampling, seed=sampling.seed + choice)
+
+
+async def _read(
+    choice: int, reader: Reader, output: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[tuple[int, list[TextEvent], Piece], None]:
+    """One choice's events, piece by piece; the engine is stopped as soon as the answer is complete."""
+    async with aclosing(output) as pieces:
+        async for piece in pieces:
+            yield choice, reader.feed(piece), piece
+            if reader.finished:
+                return
+
+
+def _usage(before: Usage, readers: list[Reader], piece: Piece) -> Usage:
+    return Usage(
+        prompt=before.prompt,
+        completion=sum(reader.completion_tokens for reader in readers),
+        cached=max(before.cached, piece.cached_tokens),
+        reasoning=sum(reader.reasoning_tokens for reader in readers),
+    )

@@ -1,0 +1,107 @@
+"""What the registry keeps of each model and of each call, and how that looks to others. Data, and reads of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field, replace
+
+from citadel.config import Model
+from citadel.engine import Engine, EngineInfo
+from citadel.runtime.gpu_queue import Resident
+from citadel.runtime.installed import Prepared
+from citadel.runtime.states import PUBLIC, Loaded, Phase, Starting, State, Stopped, Unavailable
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One call's claim on a model: first for a load where it needs one, then for `n` slots."""
+
+    model: str
+    member: str
+    n: int
+    granted: asyncio.Future[Engine]
+
+    @property
+    def engine(self) -> Engine:
+        """The engine to run on; only once granted."""
+        return self.granted.result()
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One configured model.
+
+    `waiting` calls are not in the slots yet, in the order they came. A queued load that nobody waits for is kept
+    until `held_until` (monotonic). `backoff_s` is how long the last failed start closed the door. `info` is of the
+    last load.
+    """
+
+    id: str
+    settings: Model
+    expected_load_s: float
+    phase: Phase = field(default_factory=Stopped)
+    prepared: Prepared | None = None
+    preparing: asyncio.Task[Prepared] | None = None
+    waiting: dict[Ticket, None] = field(default_factory=dict[Ticket, None])
+    held_until: float = -math.inf
+    backoff_s: float = 0.0
+    info: EngineInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model as its readers see it. `progress` and `remaining_s` while it starts, `reason` while unavailable.
+
+    `running` and `waiting` count calls.
+    """
+
+    state: State
+    context_length: int | None
+    cold_start_s: int
+    progress: float | None = None
+    remaining_s: float | None = None
+    reason: str | None = None
+    running: int = 0
+    waiting: int = 0
+
+
+def status_of(entry: Entry, now: float) -> ModelStatus:
+    phase = entry.phase
+    status = ModelStatus(
+        state=PUBLIC[type(phase)],
+        context_length=entry.info.context_length if entry.info else entry.settings.context_length,
+        cold_start_s=max(1, math.ceil(entry.expected_load_s)),
+        waiting=len(entry.waiting),
+    )
+    match phase:
+        case Starting():
+            return replace(status, progress=phase.progress, remaining_s=remaining_load_s(phase, now))
+        case Loaded():
+            waiting = status.waiting + len(phase.slots.waiting)
+            return replace(status, running=len(phase.slots.running), waiting=waiting)
+        case Unavailable():
+            return replace(status, reason=phase.reason)
+        case _:
+            return status
+
+
+def remaining_load_s(phase: Starting, now: float) -> int:
+    """Whole seconds, at least 1: a load that takes longer than expected is always about to end."""
+    return max(1, math.ceil(phase.expected_s - (now - phase.since)))
+
+
+def resident_of(entry: Entry) -> Resident | None:
+    """The model as the queue's decision sees it; None while it is not loaded."""
+    phase, ttl = entry.phase, entry.settings.ttl_s
+    if not isinstance(phase, Loaded) or entry.prepared is None:
+        return None
+    return Resident(
+        model=entry.id,
+        need=entry.prepared.need,
+        busy=not phase.slots.idle,
+        draining=phase.draining,
+        pinned=entry.settings.pin,
+        last_used=phase.last_used,
+        expires_at=None if ttl is None else phase.last_used + ttl,
+    )

@@ -1,0 +1,56 @@
+"""What is known of a configured model before it is loaded: its files, its tokenizer, the memory it will take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from citadel.config import Config
+from citadel.engine import Adapter, EngineSpec, Need, Tokenizer
+from citadel.runtime import sources
+
+AdapterOf = Callable[[str], type[Adapter]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`chat_template` is the owner's where models.toml names one, else the checkpoint's."""
+
+    adapter: type[Adapter]
+    spec: EngineSpec
+    tokenizer: Tokenizer
+    need: Need
+    chat_template: str | None
+
+
+def engine_spec(model: str, config: Config, source: Path) -> EngineSpec:
+    settings = config.models[model]
+    return EngineSpec(
+        model=model,
+        source=source,
+        mode=settings.effective_mode,
+        slots=settings.effective_slots,
+        context_length=settings.context_length,
+        memory_bytes=int(settings.memory_gb * 1e9) if settings.memory_gb else None,
+        cache_dir=config.server.cache_dir,
+        options=settings.options,
+    )
+
+
+def prepare(model: str, config: Config, adapter_of: AdapterOf, *, fetch: bool) -> Prepared:
+    """Blocks: call in a thread. Raises sources.SourceMissing, or LlmUnavailable for files that cannot be used."""
+    settings = config.models[model]
+    try:
+        source = sources.locate(model, settings.source, config.folder)
+    except sources.SourceMissing as missing:
+        if not (fetch and missing.fetchable):
+            raise
+        source = sources.fetch(settings.source)
+    adapter = adapter_of(settings.engine)
+    spec = engine_spec(model, config, source)
+    tokenizer = adapter.open_tokenizer(spec)
+    template = tokenizer.chat_template
+    if settings.chat_template is not None:
+        template = (config.folder / settings.chat_template).read_text(encoding="utf-8")
+    return Prepared(adapter, spec, tokenizer, adapter.need(spec), template)

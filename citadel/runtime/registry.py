@@ -1,0 +1,424 @@
+"""The one owner of every model: its state, its engine, who waits for it and who runs on it.
+
+Calls come in by `call()`, which gives a `Ticket`; the ticket is granted when its model is loaded and has slots free.
+One worker looks at the whole picture whenever something changed, asks `gpu_queue.decide` what to do next, and does
+it. Between reading and changing this state there is no await, so no lock is needed. Every cause (a call, an idle time
+limit, a crash, shutdown) changes a model's phase here, through `_move`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from citadel.config import Config
+from citadel.engine import Engine
+from citadel.errors import (
+    CitadelError,
+    DeviceOffline,
+    EngineRestarted,
+    InsufficientMemory,
+    LlmUnavailable,
+    ModelLoading,
+    Queued,
+)
+from citadel.messages import Waiting
+from citadel.runtime import gpu_queue, installed, memory, sources
+from citadel.runtime.entry import Entry, ModelStatus, Ticket, remaining_load_s, resident_of, status_of
+from citadel.runtime.installed import AdapterOf, Prepared
+from citadel.runtime.slots import Slots
+from citadel.runtime.states import Loaded, Phase, Starting, Stopped, Unavailable, Unloading, check_move
+
+log = structlog.get_logger("citadel.registry")
+
+KEEP_PLACE_S = 30
+"""A queued load answered with 503 keeps its place this much longer than the time after which to ask again."""
+
+
+class Registry:
+    """`learned` are load times in seconds of earlier runs by model id; `on_loaded` is told each new one."""
+
+    def __init__(
+        self,
+        config: Config,
+        adapter_of: AdapterOf,
+        *,
+        learned: Mapping[str, float],
+        on_loaded: Callable[[str, float], None],
+    ) -> None:
+        self._config = config
+        self._adapter_of = adapter_of
+        self._on_loaded = on_loaded
+        self._models = {
+            id_: Entry(id_, settings, learned.get(id_, settings.cold_start_s))
+            for id_, settings in config.models.items()
+        }
+        self._queue: list[Entry] = []
+        self._operations: set[asyncio.Task[None]] = set()
+        """Loads and unloads under way."""
+        self._wake = asyncio.Event()
+        self._considering: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    # -- for the composition root
+
+    async def start(self) -> None:
+        """Begin to work: look for every model's weights, queue the models to preload."""
+        for entry in self._models.values():
+            if entry.settings.preload:
+                entry.held_until = math.inf
+                self._want(entry)
+        self._tasks = [
+            asyncio.create_task(self._work(), name="registry"),
+            asyncio.create_task(self._look_for_weights(), name="look for weights"),
+        ]
+
+    async def close(self) -> None:
+        """Refuse what waits, stop what loads, close every engine."""
+        self._closed = True
+        loads = [task for task in self._operations if task.get_name().startswith("load ")]
+        preparing = [entry.preparing for entry in self._models.values() if entry.preparing is not None]
+        stopped: list[asyncio.Task[Any]] = [*self._tasks, *loads, *preparing]
+        for task in stopped:
+            task.cancel()
+        await asyncio.gather(*stopped, *self._operations, return_exceptions=True)
+        for entry in self._models.values():
+            self._fail(entry, entry.waiting, DeviceOffline())
+            if isinstance(entry.phase, Loaded):
+                self._fail(entry, entry.phase.slots.waiting, DeviceOffline())
+                self._unload(entry)
+        await asyncio.gather(*self._operations)
+
+    # -- for one call
+
+    async def prepare(self, model: str) -> Prepared | None:
+        """What is known without loading; None while the weights are still to be fetched. Raises LlmUnavailable."""
+        entry = self._models[model]
+        if entry.prepared is not None:
+            return entry.prepared
+        self._refuse_in_backoff(entry)
+        try:
+            return await asyncio.shield(self._preparation(entry, fetch=False))
+        except sources.SourceMissing as missing:
+            if missing.fetchable and self._config.server.auto_download:
+                return None
+            self._missing(entry, str(missing))
+            raise LlmUnavailable(model, str(missing)) from None
+        except LlmUnavailable as error:
+            self._unavailable(entry, str(error.fields["reason"]))
+            raise
+
+    @contextlib.asynccontextmanager
+    async def call(self, model: str, member: str, n: int) -> AsyncGenerator[Ticket]:
+        """A ticket for `n` slots of `model`; on leaving, whatever it holds or waits for is given back."""
+        ticket = Ticket(model, member, n, asyncio.get_running_loop().create_future())
+        entry = self._models[model]
+        self._enter(entry, ticket)
+        try:
+            yield ticket
+        finally:
+            self._leave(entry, ticket)
+
+    async def wait(self, ticket: Ticket, budget_s: float, every_s: float) -> AsyncGenerator[Waiting, None]:
+        """Yield at once and every `every_s` what the ticket waits for, until it is granted.
+
+        Raises what is known at once before yielding anything, and `ModelLoading` or `Queued` when the model is not
+        there after `budget_s`; the wait for a slot has no budget.
+        """
+        loop, entry = asyncio.get_running_loop(), self._models[ticket.model]
+        if not ticket.granted.done():
+            await self._considered()
+        deadline = loop.time() + budget_s
+        while not ticket.granted.done():
+            remaining = deadline - loop.time()
+            status = self._waits_for(ticket)
+            if status.kind != "slot" and remaining <= 0:
+                raise self._out_of_patience(entry)
+            yield status
+            pause = every_s if status.kind == "slot" else min(every_s, remaining)
+            await asyncio.wait({ticket.granted}, timeout=pause)
+        ticket.granted.result()
+
+    # -- for those who look
+
+    def status(self, model: str) -> ModelStatus:
+        return status_of(self._models[model], time.monotonic())
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless, with no call open, nothing is held, waited for, or under way."""
+        assert not self._queue, f"queued loads: {[entry.id for entry in self._queue]}"
+        assert not self._operations, f"under way: {[task.get_name() for task in self._operations]}"
+        for entry in self._models.values():
+            assert not entry.waiting, f"{entry.id}: calls wait"
+            assert not isinstance(entry.phase, (Starting, Unloading)), f"{entry.id}: {entry.phase}"
+            assert not isinstance(entry.phase, Loaded) or entry.phase.slots.idle, f"{entry.id}: slots are held"
+
+    # -- tickets
+
+    def _enter(self, entry: Entry, ticket: Ticket) -> None:
+        if self._closed:
+            raise DeviceOffline
+        self._bury_if_dead(entry)
+        self._refuse_in_backoff(entry)
+        phase = entry.phase
+        if isinstance(phase, Loaded) and not phase.draining and not entry.waiting:
+            self._grant(phase, phase.slots.enter(ticket, ticket.member, ticket.n))
+        else:
+            entry.waiting[ticket] = None
+            self._want(entry)
+
+    def _leave(self, entry: Entry, ticket: Ticket) -> None:
+        entry.waiting.pop(ticket, None)
+        if not ticket.granted.done():
+            ticket.granted.cancel()
+        elif not ticket.granted.cancelled():
+            ticket.granted.exception()  # marks it as seen: a caller that left early has not looked
+        if isinstance(entry.phase, Loaded):
+            self._grant(entry.phase, entry.phase.slots.leave(ticket))
+            entry.phase.last_used = time.monotonic()
+        self._bury_if_dead(entry)
+        self._wake.set()
+
+    def _grant(self, phase: Loaded, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            if not ticket.granted.done():
+                ticket.granted.set_result(phase.engine)
+
+    def _refuse_in_backoff(self, entry: Entry) -> None:
+        if isinstance(entry.phase, Unavailable) and time.monotonic() < entry.phase.retry_at:
+            raise LlmUnavailable(entry.id, entry.phase.reason)
+
+    def _waits_for(self, ticket: Ticket) -> Waiting:
+        entry = self._models[ticket.model]
+        match entry.phase:
+            case Loaded() if ticket not in entry.waiting:
+                return Waiting("slot", entry.id)
+            case Starting():
+                return Waiting("loading", entry.id)
+            case _:
+                return Waiting("queued", entry.id, self._ahead(entry))
+
+    def _ahead(self, entry: Entry) -> int:
+        return (self._queue.index(entry) if entry in self._queue else 0) + len(self._operations)
+
+    def _out_of_patience(self, entry: Entry) -> CitadelError:
+        now = time.monotonic()
+        if isinstance(entry.phase, Starting):
+            return ModelLoading(entry.id, remaining_load_s(entry.phase, now))
+        ahead = self._queue[: self._queue.index(entry)] if entry in self._queue else []
+        retry = max(1, math.ceil(sum(each.expected_load_s for each in [*ahead, entry])))
+        entry.held_until = max(entry.held_until, now + retry + KEEP_PLACE_S)
+        return Queued(entry.id, self._ahead(entry), retry, f"waiting for the GPU: {self._occupied_by()}")
+
+    def _occupied_by(self) -> str:
+        for entry in self._models.values():
+            if isinstance(entry.phase, Starting):
+                return f"{entry.id} is loading"
+            if isinstance(entry.phase, Unloading):
+                return f"{entry.id} is being unloaded"
+        draining = [e.id for e in self._models.values() if isinstance(e.phase, Loaded) and e.phase.draining]
+        return f"{', '.join(draining)} finishes its requests" if draining else "the load has not begun"
+
+    # -- the worker
+
+    async def _work(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._until_something_is_due()):
+                    await self._wake.wait()
+            self._wake.clear()
+            askers, self._considering = self._considering, []
+            booked = [resident.need for resident in self._residents()]
+            gpu = self._config.gpu
+            free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
+            self._prune_queue()
+            queue = [gpu_queue.Wanted(each.id, each.prepared.need if each.prepared else None) for each in self._queue]
+            view = gpu_queue.View(queue, self._residents(), free, bool(self._operations), time.monotonic())
+            for effect in gpu_queue.decide(view):
+                self._perform(effect)
+            for asker in askers:
+                if not asker.done():
+                    asker.set_result(None)
+
+    async def _considered(self) -> None:
+        """Wait until the worker has looked at the picture as it is now."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._considering.append(done)
+        self._wake.set()
+        await done
+
+    def _want(self, entry: Entry) -> None:
+        if not isinstance(entry.phase, Starting) and entry not in self._queue:
+            self._queue.append(entry)
+        self._wake.set()
+
+    def _prune_queue(self) -> None:
+        """A load not begun is dropped when its last caller hung up; one not looked at yet is looked at."""
+        now = time.monotonic()
+        self._queue = [entry for entry in self._queue if entry.waiting or entry.held_until > now]
+        for entry in self._queue:
+            if entry.prepared is None and entry.preparing is None:
+                task = self._preparation(entry, fetch=True)
+                task.add_done_callback(lambda done, entry=entry: self._preparation_ended(entry, done))
+
+    def _until_something_is_due(self) -> float | None:
+        """Seconds until something is due that no event announces; None if nothing is."""
+        due = [entry.held_until for entry in self._queue if not entry.waiting and entry.held_until < math.inf]
+        due += [each.expires_at for each in self._residents() if each.expires_at is not None and not each.busy]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _residents(self) -> list[gpu_queue.Resident]:
+        return [resident for entry in self._models.values() if (resident := resident_of(entry)) is not None]
+
+    def _perform(self, effect: gpu_queue.Effect) -> None:
+        entry = self._models[effect.model]
+        match effect:
+            case gpu_queue.Admit():
+                self._admit(entry)
+            case gpu_queue.Load():
+                self._queue.remove(entry)
+                self._move(entry, Starting(time.monotonic(), entry.expected_load_s))
+                self._begin(self._load(entry), f"load {entry.id}")
+            case gpu_queue.Unload():
+                self._unload(entry)
+            case gpu_queue.Drain(on=on):
+                assert isinstance(entry.phase, Loaded)
+                entry.phase.draining = on
+                self._wake.set()
+            case gpu_queue.Refuse(kind=kind, needed=needed, free=free):
+                self._queue.remove(entry)
+                self._fail(entry, entry.waiting, InsufficientMemory(entry.id, kind, needed, free))
+
+    def _begin(self, operation: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(operation, name=name)
+        self._operations.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._operations.discard(task)
+        self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("operation failed", operation=task.get_name(), exc_info=error)
+
+    def _admit(self, entry: Entry) -> None:
+        """The model is there: its waiting calls go to its slots, in the order they came."""
+        assert isinstance(entry.phase, Loaded)
+        if entry in self._queue:
+            self._queue.remove(entry)
+        entry.held_until = -math.inf
+        tickets, entry.waiting = list(entry.waiting), {}
+        for ticket in tickets:
+            self._grant(entry.phase, entry.phase.slots.enter(ticket, ticket.member, ticket.n))
+
+    # -- what takes time
+
+    async def _look_for_weights(self) -> None:
+        for entry in self._models.values():
+            try:
+                await asyncio.to_thread(sources.locate, entry.id, entry.settings.source, self._config.folder)
+            except sources.SourceMissing as missing:
+                if isinstance(entry.phase, Stopped):
+                    self._missing(entry, str(missing))
+
+    def _preparation(self, entry: Entry, *, fetch: bool) -> asyncio.Task[Prepared]:
+        """The preparation under way, or a new one: however many ask, the files are read once."""
+        if entry.preparing is None:
+            entry.preparing = asyncio.create_task(self._prepare(entry, fetch=fetch), name=f"prepare {entry.id}")
+        return entry.preparing
+
+    async def _prepare(self, entry: Entry, *, fetch: bool) -> Prepared:
+        try:
+            arguments = entry.id, self._config, self._adapter_of
+            entry.prepared = await asyncio.to_thread(installed.prepare, *arguments, fetch=fetch)
+        finally:
+            entry.preparing = None
+            self._wake.set()
+        return entry.prepared
+
+    def _preparation_ended(self, entry: Entry, task: asyncio.Task[Prepared]) -> None:
+        """If the preparation that queued calls wait for has failed, so have they."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if entry in self._queue:
+            self._queue.remove(entry)
+        self._unavailable(entry, str(error.fields["reason"]) if isinstance(error, LlmUnavailable) else str(error))
+
+    async def _load(self, entry: Entry) -> None:
+        phase, prepared = entry.phase, entry.prepared
+        assert isinstance(phase, Starting)
+        assert prepared is not None
+
+        def progress(fraction: float) -> None:
+            phase.progress = fraction
+
+        log.info("loading", model=entry.id, engine=entry.settings.engine)
+        try:
+            engine = await prepared.adapter.load(prepared.spec, progress)
+        except asyncio.CancelledError:
+            self._move(entry, Stopped())
+            raise
+        except LlmUnavailable as error:
+            self._unavailable(entry, str(error.fields["reason"]))
+        except Exception:
+            log.exception("load failed", model=entry.id)
+            self._unavailable(entry, "a fault of the server, see its log")
+        else:
+            self._loaded(entry, phase, engine)
+
+    def _loaded(self, entry: Entry, phase: Starting, engine: Engine) -> None:
+        now = time.monotonic()
+        entry.info, entry.backoff_s, entry.expected_load_s = engine.info, 0.0, now - phase.since
+        self._on_loaded(entry.id, entry.expected_load_s)
+        self._move(entry, Loaded(engine, Slots(engine.info.slots), since=now, last_used=now))
+        self._admit(entry)
+
+    def _unload(self, entry: Entry) -> None:
+        assert isinstance(entry.phase, Loaded)
+        engine = entry.phase.engine
+        self._move(entry, Unloading(engine))
+        self._begin(self._close_engine(entry, engine), f"unload {entry.id}")
+
+    async def _close_engine(self, entry: Entry, engine: Engine) -> None:
+        try:
+            await engine.close()
+        finally:
+            self._move(entry, Stopped())
+
+    def _bury_if_dead(self, entry: Entry) -> None:
+        """A dead engine is taken away: who waited for its slots is told, and the next call loads it again."""
+        if isinstance(entry.phase, Loaded) and (reason := entry.phase.engine.dead) is not None:
+            log.error("engine died", model=entry.id, reason=reason)
+            self._fail(entry, entry.phase.slots.waiting, EngineRestarted(entry.id, reason))
+            self._unload(entry)
+
+    # -- the ways down
+
+    def _missing(self, entry: Entry, reason: str) -> None:
+        """No back-off: looking for files again costs next to nothing, and they may have come."""
+        self._move(entry, Unavailable(reason, time.monotonic()))
+
+    def _unavailable(self, entry: Entry, reason: str) -> None:
+        first, longest = entry.settings.backoff_s
+        entry.backoff_s = min(max(first, entry.backoff_s * 2), longest)
+        entry.prepared = None  # the files may be other ones at the next try
+        self._move(entry, Unavailable(reason, time.monotonic() + entry.backoff_s))
+        self._fail(entry, entry.waiting, LlmUnavailable(entry.id, reason))
+
+    def _fail(self, entry: Entry, tickets: Iterable[Ticket], error: CitadelError) -> None:
+        entry.held_until = -math.inf
+        for ticket in list(tickets):
+            entry.waiting.pop(ticket, None)
+            if not ticket.granted.done():
+                ticket.granted.set_exception(error)
+
+    def _move(self, entry: Entry, phase: Phase) -> None:
+        check_move(entry.phase, phase)
+        log.info("model", model=entry.id, was=type(entry.phase).__name__, now=type(phase).__name__)
+        entry.phase = phase

@@ -1,0 +1,101 @@
+"""A conversation -> the prompt: the model's own chat template, rendered in a sandbox by transformers' renderer."""
+# pyright: reportUnknownVariableType=false
+# the renderer leaves parts of its signature untyped
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from citadel.errors import BadRequest
+from citadel.messages import ChatRequest, Message, ToolSpec
+
+FALLBACK: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""ChatML, for weights that carry no template."""
+
+_RESERVED: Final = frozenset({"messages", "conversations", "tools", "documents", "chat_template"}) | {
+    "add_generation_prompt",
+    "continue_final_message",
+    "return_assistant_tokens_mask",
+}
+_MENTIONS_DEVELOPER: Final = re.compile(r"""["']developer["']""")
+
+
+def render(request: ChatRequest, template: str | None, special_tokens: Mapping[str, str]) -> str:
+    """The prompt's text. Raises BadRequest when the template refuses the conversation.
+
+    The first call imports transformers, which takes about a second: not on the event loop.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
+
+    source = template or FALLBACK
+    knows_developer = _MENTIONS_DEVELOPER.search(source) is not None
+    messages = [_message(message, knows_developer=knows_developer) for message in request.messages]
+    kwargs: dict[str, Any] = {**special_tokens, **request.template_kwargs}
+    if taken := _RESERVED & kwargs.keys():
+        name = min(taken)
+        raise BadRequest(f"chat_template_kwargs.{name}: the server sets this itself", "chat_template_kwargs")
+    if request.continue_final_message and request.messages[-1].role != "assistant":
+        raise BadRequest("continue_final_message: the final message is not the assistant's", "continue_final_message")
+    try:
+        rendered, _ = render_jinja_template(
+            conversations=[messages],
+            tools=[_tool(tool) for tool in request.tools] or None,
+            chat_template=source,
+            add_generation_prompt=not request.continue_final_message,
+            continue_final_message=request.continue_final_message,
+            **kwargs,
+        )
+    except Exception as error:  # a template is a program: it may raise anything, and none of it is ours
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadRequest(f"The model's chat template refused the messages: {why}", "messages") from error
+    return rendered[0]
+
+
+def opens_reasoning(prompt: str, marker: str) -> bool:
+    """Whether the output starts inside reasoning: the prompt ends with the marker that opens it.
+
+    Only the very end counts, which the template wrote: a marker in a message is somebody's words.
+    """
+    return prompt.rstrip().endswith(marker.rstrip()) if marker else False
+
+
+def _message(message: Message, *, knows_developer: bool) -> dict[str, Any]:
+    role = "system" if message.role == "developer" and not knows_developer else message.role
+    out: dict[str, Any] = {"role": role, "content": message.content}
+    if message.reasoning is not None:
+        out["reasoning_content"] = out["reasoning"] = message.reasoning
+    if message.tool_calls:
+        out["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _object(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    elif message.content is None:
+        out["content"] = ""
+    for name in ("tool_call_id", "name"):
+        if (value := getattr(message, name)) is not None:
+            out[name] = value
+    return out
+
+
+def _object(arguments: str) -> Any:
+    """Arguments as the object that templates iterate over; text that is none is left to the template."""
+    try:
+        parsed: Any = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _tool(tool: ToolSpec) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}

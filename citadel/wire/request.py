@@ -1,0 +1,307 @@
+"""The body of `POST /v1/chat/completions`: JSON text -> dict -> `ChatRequest`, or an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, cast
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+
+from citadel.errors import BadRequest, InvalidJson
+from citadel.messages import ChatRequest, Message, NamedTool, SamplingRequest, ToolCall, ToolSpec
+from citadel.wire.fields import refuse_unsupported
+
+MAX_NESTING: Final = 200
+MAX_STOPS: Final = 4
+MAX_CHOICES: Final = 8
+MAX_TOP_LOGPROBS: Final = 20
+
+_SAME_NAME: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Part(_Body):
+    type: str
+    text: str | None = None
+
+
+class _FunctionCall(_Body):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | None = ""
+
+
+class _ToolCall(_Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: _FunctionCall
+
+
+class _Message(_Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class _Function(_Body):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class _Tool(_Body):
+    type: Literal["function"]
+    function: _Function
+
+
+class _NamedFunction(_Body):
+    name: str
+
+
+class _NamedChoice(_Body):
+    type: Literal["function"]
+    function: _NamedFunction
+
+
+class _JsonSchema(_Body):
+    name: str
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: StrictBool | None = None
+
+
+class _ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JsonSchema | None = None
+
+
+class _StreamOptions(_Body):
+    include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None
+
+
+class ChatBody(_Body):
+    """The fields that are honoured."""
+
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    model: str | None = None
+    max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    stream: StrictBool | None = None
+    stream_options: _StreamOptions | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
+    response_format: _ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    continue_final_message: StrictBool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Annotated[StrictInt, Field(ge=0)]] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    ignore_eos: StrictBool | None = None
+    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """The object in `raw`. Raises InvalidJson, whose reason says where. Of duplicate keys the last wins."""
+    try:
+        body: object = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJson(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    if not isinstance(body, dict):
+        raise InvalidJson("the body is JSON, but no object")
+    _check_nesting(cast("dict[str, Any]", body))
+    return cast("dict[str, Any]", body)
+
+
+def chat_request(body: Mapping[str, Any], model: str, requested_model: str) -> ChatRequest:
+    """`model` is the configured id that `requested_model` (the body's, or the default) means. Raises BadRequest."""
+    refuse_unsupported(body)
+    try:
+        chat = ChatBody.model_validate(body)
+    except ValidationError as error:
+        raise _bad_field(error) from None
+    tools = tuple(_tool(tool.function) for tool in chat.tools or ())
+    return ChatRequest(
+        model=model,
+        requested_model=requested_model,
+        messages=tuple(_message(index, message) for index, message in enumerate(chat.messages)),
+        tools=tools,
+        tool_choice=_tool_choice(chat, tools),
+        parallel_tool_calls=chat.parallel_tool_calls is not False,
+        response_format=_response_format(chat.response_format),
+        sampling=_sampling(chat),
+        stop=_stop(chat.stop),
+        n=chat.n or 1,
+        stream=bool(chat.stream),
+        include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
+        continuous_usage_stats=bool(chat.stream_options and chat.stream_options.continuous_usage_stats),
+        template_kwargs=_template_kwargs(chat),
+        continue_final_message=bool(chat.continue_final_message),
+    )
+
+
+def _check_nesting(body: dict[str, Any]) -> None:
+    level: list[Any] = [body]
+    for _ in range(MAX_NESTING):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return
+    raise InvalidJson(f"the body is nested more than {MAX_NESTING} deep")
+
+
+def _children(parent: dict[str, Any] | list[Any]) -> list[Any]:
+    values = parent.values() if isinstance(parent, dict) else parent
+    return [value for value in values if isinstance(value, (dict, list))]
+
+
+def _bad_field(error: ValidationError) -> BadRequest:
+    """The problem that is deepest in the body: of a union's, that of the variant which came closest."""
+    problem = max(error.errors(include_url=False), key=lambda each: len(_path(each["loc"])))
+    param = _path(problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    name = "".join(param) or None
+    return BadRequest(f"{name}: {message[0].lower()}{message[1:]}", param=name)
+
+
+def _path(location: tuple[int | str, ...]) -> list[str]:
+    """`("messages", 0, "content", "list[_Part]", 1, "type")` -> `messages[0].content[1].type`, in parts."""
+    parts: list[str] = []
+    for step in location:
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        elif step.isidentifier() and not step.startswith("_") and step not in ("str", "int", "float", "bool"):
+            parts.append(f".{step}" if parts else step)
+    return parts
+
+
+def _message(index: int, message: _Message) -> Message:
+    where = f"messages[{index}]"
+    if message.role == "tool" and message.tool_call_id is None:
+        raise BadRequest(
+            f"{where}.tool_call_id: a tool message must say which call it answers", f"{where}.tool_call_id"
+        )
+    return Message(
+        role=message.role,
+        content=_content(where, message.content),
+        reasoning=message.reasoning if message.reasoning is not None else message.reasoning_content,
+        tool_calls=tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments or "") for call in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def _content(where: str, content: str | list[_Part] | None) -> str | None:
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            param = f"{where}.content[{index}]"
+            raise BadRequest(f"{param}: not supported: only text parts are, not {part.type!r}", param)
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _tool(function: _Function) -> ToolSpec:
+    return ToolSpec(function.name, function.description, function.parameters, strict=bool(function.strict))
+
+
+def _tool_choice(chat: ChatBody, tools: tuple[ToolSpec, ...]) -> Literal["auto", "none", "required"] | NamedTool:
+    choice = chat.tool_choice or "auto"
+    if choice == "auto" or choice == "none":  # noqa: PLR1714 - the type checker follows this form only
+        return choice
+    if not tools:
+        raise BadRequest("tool_choice: there are no tools to choose from", param="tool_choice")
+    if choice == "required":
+        return choice
+    name = choice.function.name
+    if all(tool.name != name for tool in tools):
+        raise BadRequest(f"tool_choice.function.name: there is no tool {name!r}", param="tool_choice.function.name")
+    return NamedTool(name)
+
+
+def _response_format(given: _ResponseFormat | None) -> dict[str, Any] | None:
+    """None for plain text; else `{"type": "json_object"}` or `{"type": "json_schema", "schema", "strict"}`."""
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return {"type": "json_object"}
+    if given.json_schema is None:
+        raise BadRequest("response_format.json_schema: this field is required", param="response_format.json_schema")
+    schema = given.json_schema.json_schema
+    return {"type": "json_schema", "schema": {} if schema is None else schema, "strict": bool(given.json_schema.strict)}
+
+
+def _sampling(chat: ChatBody) -> SamplingRequest:
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise BadRequest("top_logprobs: it needs logprobs: true", param="top_logprobs")
+    limit = chat.max_completion_tokens or chat.max_tokens
+    if chat.min_tokens and limit is not None and chat.min_tokens > limit:
+        raise BadRequest("min_tokens: it is over the output token limit", param="min_tokens")
+    values: dict[str, Any] = {name: getattr(chat, name) for name in _SAME_NAME}
+    if values["top_k"] == -1:
+        values["top_k"] = 0
+    return SamplingRequest(
+        **values,
+        logit_bias=_logit_bias(chat.logit_bias or {}),
+        max_tokens=limit,
+        min_tokens=chat.min_tokens or 0,
+        ignore_eos=bool(chat.ignore_eos),
+        stop_token_ids=tuple(chat.stop_token_ids or ()),
+        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+    )
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    for token in given:
+        if not (token.isascii() and token.isdigit()):
+            raise BadRequest(f"logit_bias: {token!r} is no token id", param="logit_bias")
+    return {int(token): bias for token, bias in given.items()}
+
+
+def _stop(given: str | list[str] | None) -> tuple[str, ...]:
+    stops = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(stops) > MAX_STOPS:
+        raise BadRequest(f"stop: at most {MAX_STOPS} sequences, not {len(stops)}", param="stop")
+    if "" in stops:
+        raise BadRequest("stop: a sequence is empty", param="stop")
+    return stops
+
+
+def _template_kwargs(chat: ChatBody) -> dict[str, Any]:
+    """`enable_thinking` is true unless the caller or `reasoning_effort` says otherwise."""
+    kwargs: dict[str, Any] = {"enable_thinking": chat.reasoning_effort != "none"}
+    if chat.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = chat.reasoning_effort
+    return kwargs | (chat.chat_template_kwargs or {})
