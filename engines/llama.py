@@ -5,7 +5,7 @@
     llama_batch.py     which sequence computes what next (pure)
     llama_sampling.py  a token from logits; llama_grammar.py, llama_text.py beside it
     llama_native.py    llama.cpp's functions, each guarded against what would abort the process; llama_log.py
-    llama_files.py     what a model's files are and need; llama_gguf.py reads their head; llama_options.py the keys
+    llama_files.py     what a model's files are and need; llama_options.py the keys of models.toml
 
 A job goes to the thread as an order; its pieces come back, once per decode for all jobs, into the job's own mailbox,
 which grows when nobody reads it. Closing a job's generator sends an order too, and waits for the thread to say that it

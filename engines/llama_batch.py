@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WORTH_WAITING: Final = 32
-"""Tokens that an older run must still be about to share before a new one waits for them."""
+"""A common beginning of fewer tokens is computed again rather than waited for."""
 _GROWTH: Final = 16
 """Cells per seated run that must be free before another is seated: it would give way again at once."""
 
@@ -231,14 +231,14 @@ class Planner:
         return best
 
     def _better_soon(self, run: Run, length: int) -> bool:
+        """An older run is the best source for this one's beginning, and is still computing it."""
         if not self.limits.share:
             return False
         for sequence in self.sequences:
-            older = sequence.run
-            if older is None or len(sequence.tokens) >= len(older.tokens):
+            if sequence.run is None or len(sequence.tokens) < length:
                 continue
-            promised = min(common(older.tokens, run.tokens), len(run.tokens) - 1)
-            if promised >= length + WORTH_WAITING and promised > len(sequence.tokens):
+            promised = min(common(sequence.run.tokens, run.tokens), len(run.tokens) - 1)
+            if promised >= WORTH_WAITING and promised > len(sequence.tokens):
                 return True
         return False
 

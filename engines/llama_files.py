@@ -11,7 +11,7 @@ import llama_cpp
 
 from citadel.engine import Need
 from citadel.errors import LlmUnavailable
-from engines.llama_gguf import NotGguf, read_metadata
+from engines.gguf_header import NotGguf, read_header
 from engines.llama_native import gpu_offload
 from engines.llama_options import CELL_BYTES, Settings, settings_of
 
@@ -44,28 +44,29 @@ class Weights:
         """Raises `LlmUnavailable`."""
         self.path = _find(spec)
         try:
-            self.metadata = read_metadata(self.path)
+            self._header = read_header(self.path)
         except NotGguf as error:
             raise LlmUnavailable(spec.model, f"{self.path.name} can't be loaded: {error}") from None
         except OSError as error:
             raise LlmUnavailable(spec.model, f"{self.path.name}: {error.strerror}") from None
-        self.architecture = str(self.metadata.get("general.architecture", ""))
+        self.layers = int(self.of_model("block_count") or 0)
         if not 0 < self.layers <= _MOST_LAYERS:
             raise LlmUnavailable(spec.model, f"{self.path.name} can't be loaded: it has {self.layers} layers")
         missing = [part.name for part in self.parts() if not part.is_file()]
         if missing:
             raise LlmUnavailable(spec.model, f"{missing[0]} is missing")
 
-    def of_architecture(self, key: str, default: Any = None) -> Any:
-        return self.metadata.get(f"{self.architecture}.{key}", default)
-
-    @property
-    def layers(self) -> int:
-        return int(self.of_architecture("block_count", 0))
+    def of_model(self, key: str, default: Any = None) -> Any:
+        value = self._header.of_model(key)
+        return default if value is None else value
 
     @property
     def context_length(self) -> int | None:
-        return self.of_architecture("context_length")
+        return self.of_model("context_length")
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._header.metadata.get("tokenizer.chat_template")
 
     def parts(self) -> list[Path]:
         match = _SPLIT.fullmatch(self.path.name)
@@ -81,7 +82,7 @@ class Weights:
         return f"llama-{llama_cpp.__version__}-{digest.hexdigest()[:8]}"
 
     def sampling_defaults(self) -> dict[str, float]:
-        found = {ours: self.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
+        found = {ours: self._header.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
         return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
@@ -151,27 +152,27 @@ def _estimate(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
 def _cell_bytes(settings: Settings, weights: Weights) -> float:
     """Bytes that one token takes in the cache, over all layers."""
     heads = _per_layer(weights, "attention.head_count", 1)
-    embedding = int(weights.of_architecture("embedding_length", 0))
+    embedding = int(weights.of_model("embedding_length", 0))
     keyed = _per_layer(weights, "attention.head_count_kv", max(heads))
     size = embedding / max(1, *heads)
-    key = float(weights.of_architecture("attention.key_length", size)) * CELL_BYTES[settings.context["type_k"]]
-    value = float(weights.of_architecture("attention.value_length", size)) * CELL_BYTES[settings.context["type_v"]]
+    key = float(weights.of_model("attention.key_length", size)) * CELL_BYTES[settings.context["type_k"]]
+    value = float(weights.of_model("attention.value_length", size)) * CELL_BYTES[settings.context["type_v"]]
     return sum(keyed) * (key + value)
 
 
 def _per_layer(weights: Weights, key: str, default: int) -> list[int]:
     """A number per layer: some files have one for all, some an array."""
-    value = weights.of_architecture(key, default)
-    if isinstance(value, tuple):
-        return [int(each) for each in cast("tuple[int, ...]", value)]
+    value = weights.of_model(key, default)
+    if isinstance(value, list):
+        return [int(each) for each in cast("list[int]", value)]
     return [int(value)] * weights.layers
 
 
 def _compute_bytes(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
     """The activations of one physical batch, and the logits of every slot twice: llama.cpp's and the draw's."""
-    embedding = int(weights.of_architecture("embedding_length", 0))
+    embedding = int(weights.of_model("embedding_length", 0))
     forward = max(_per_layer(weights, "feed_forward_length", 4 * embedding))
-    vocabulary = int(weights.of_architecture("vocab_size", 1 << 17))
+    vocabulary = int(weights.of_model("vocab_size", 1 << 17))
     batch = settings.context["n_ubatch"]
     mask = 4 * batch * cells(spec, settings, weights)
     return 4 * batch * (_LIVE_ACTIVATIONS * embedding + 3 * forward) + mask + 8 * spec.slots * vocabulary

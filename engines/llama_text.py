@@ -25,7 +25,7 @@ class Tokenizer:
             self._vocabulary = self._model.vocabulary
         except NativeError as error:
             raise LlmUnavailable(spec.model, str(error)) from None
-        self.chat_template = self._model.metadata("tokenizer.chat_template")
+        self.chat_template = weights.chat_template
         self.context_length = weights.context_length
         self.vocabulary_size = self._vocabulary.size
         self.special_tokens = {name: self.decode([token]) for name, token in self._vocabulary.special().items()}

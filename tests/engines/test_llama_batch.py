@@ -1,0 +1,342 @@
+"""The batch planner against a model of llama.cpp's memory that refuses what llama.cpp would get wrong."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.llama_batch import Limits, Planner, Run, Share, Step, common
+
+
+class Memory:
+    """What llama.cpp holds: per sequence the token at each position. A cell is shared by identity."""
+
+    def __init__(self, limits: Limits, cells: int) -> None:
+        self.limits = limits
+        self.cells = cells
+        self.held: list[list[tuple[int, object]]] = [[] for _ in range(limits.sequences)]
+
+    @property
+    def used(self) -> int:
+        return len({id(cell) for sequence in self.held for _, cell in sequence})
+
+    def apply(self, step: Step) -> bool:
+        for move in step.moves:
+            if isinstance(move, Share):
+                assert self.limits.share
+                assert not self.held[move.target], "sharing into a sequence that holds tokens"
+                assert 0 < move.length <= len(self.held[move.source])
+                self.held[move.target] = self.held[move.source][: move.length]
+            else:
+                assert move.length == 0 or self.limits.trim
+                assert move.length < len(self.held[move.sequence])
+                del self.held[move.sequence][move.length :]
+        tokens = sum(work.stop - work.start for work in step.work)
+        assert tokens <= self.limits.batch
+        if self.used + tokens > self.cells:
+            return False
+        for work in step.work:
+            sequence = self.held[work.sequence]
+            assert work.start == len(sequence), "a position is computed twice, or one is skipped"
+            assert work.start < work.stop <= len(work.run.tokens)
+            assert [token for token, _ in sequence] == list(work.run.tokens[: work.start])
+            sequence.extend((token, object()) for token in work.run.tokens[work.start : work.stop])
+        return True
+
+
+class Bench:
+    """A planner, its memory, and runs whose output is the same wherever and whenever it is computed."""
+
+    def __init__(
+        self, sequences: int = 4, cells: int = 1000, *, real_cells: int | None = None, **limits: object
+    ) -> None:
+        values: dict[str, object] = {"batch": 64, "prompt": 32, "prompt_beside": 8, **limits}
+        self.limits = Limits(sequences=sequences, cells=cells, **values)  # type: ignore[arg-type]
+        self.planner = Planner(self.limits)
+        self.memory = Memory(self.limits, cells if real_cells is None else real_cells)
+        self.wanted: dict[str, int] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.full: set[str] = set()
+        self.runs: dict[str, Run] = {}
+
+    def add(self, name: str, prompt: list[int], outputs: int) -> Run:
+        run = Run(name, array("i", prompt))
+        self.runs[name], self.wanted[name], self.outputs[name] = run, outputs, []
+        self.planner.add(run)
+        return run
+
+    def drop(self, name: str) -> None:
+        self.planner.drop(self.runs.pop(name))
+
+    def step(self) -> Step:
+        step = self.planner.plan()
+        assert self.planner.cells.used <= self.planner.capacity or not self.planner.seated()
+        if step.full:
+            self.memory.apply(step)
+            self.full.add(step.full.id)
+            self.drop(step.full.id)
+            return step
+        assert step.work, "runs are there and nothing is computed"
+        if not self.memory.apply(step):
+            self.planner.refused(step)
+            return step
+        self.planner.done(step)
+        assert self.planner.cells.used == self.memory.used
+        for work in step.work:
+            if work.last:
+                self._choose(work.run)
+        return step
+
+    def _choose(self, run: Run) -> None:
+        token = sum(run.tokens) % 7
+        run.tokens.append(token)
+        self.outputs[run.id].append(token)
+        if len(self.outputs[run.id]) == self.wanted[run.id]:
+            self.drop(run.id)
+
+    def finish(self) -> int:
+        steps = 0
+        while self.runs:
+            self.step()
+            steps += 1
+            assert steps < 10_000, "no progress"
+        return steps
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(sum(tokens) % 7)
+    return tokens[len(prompt) :]
+
+
+def test_common_counts_the_tokens_two_arrays_begin_with():
+    assert common(array("i"), array("i", [1])) == 0
+    assert common(array("i", [1, 2, 3]), array("i", [1, 2, 3, 4])) == 3
+    assert common(array("i", [1, 2, 3]), array("i", [1, 9, 3])) == 1
+
+
+def test_generating_sequences_come_first_and_prompts_share_a_smaller_rest():
+    bench = Bench()
+    bench.add("old", [1, 2, 3], 20)
+    bench.step()
+    bench.add("new", list(range(100, 150)), 1)
+    step = bench.step()
+    assert [(work.run.id, work.stop - work.start) for work in step.work] == [("old", 1), ("new", 8)]
+
+
+def test_prompts_alone_fill_the_prompt_budget_oldest_first():
+    bench = Bench()
+    bench.add("a", list(range(20)), 1)
+    bench.add("b", list(range(100, 140)), 1)
+    step = bench.step()
+    assert [(work.run.id, work.stop - work.start) for work in step.work] == [("a", 20), ("b", 12)]
+
+
+def test_the_next_turn_of_a_conversation_computes_only_what_is_new():
+    bench = Bench()
+    bench.add("first", list(range(40)), 3)
+    bench.finish()
+    second = bench.add("second", [*range(40), *bench.outputs["first"], 5, 5], 1)
+    bench.finish()
+    assert second.cached == 42, "all but the last output token, which was never computed, and what is new"
+
+
+def test_the_last_prompt_token_is_computed_even_where_all_are_kept():
+    bench = Bench()
+    bench.add("first", list(range(40)), 1)
+    bench.finish()
+    again = bench.add("again", list(range(40)), 1)
+    step = bench.step()
+    assert (again.cached, [(work.start, work.stop) for work in step.work]) == (39, [(39, 40)])
+
+
+def test_a_running_sequence_lends_its_beginning():
+    bench = Bench()
+    bench.add("first", list(range(40)), 50)
+    bench.step()
+    bench.step()
+    second = bench.add("second", [*range(40), 7, 7], 1)
+    step = bench.step()
+    assert second.cached == 40
+    assert Share(0, 1, 40) in step.moves
+
+
+def test_a_run_waits_for_an_older_one_that_is_computing_its_beginning():
+    bench = Bench()
+    bench.add("first", list(range(60)), 50)
+    second = bench.add("second", [*range(60), 7], 1)
+    assert [work.run.id for work in bench.step().work] == ["first"]
+    bench.finish()
+    assert second.cached == 60
+
+
+def test_a_short_common_beginning_is_not_waited_for():
+    bench = Bench()
+    bench.add("first", [*range(10), *([1] * 50)], 1)
+    bench.add("second", [*range(10), *([2] * 5)], 1)
+    bench.step()
+    assert len(bench.planner.seated()) == 2
+
+
+def test_a_short_match_spares_a_long_kept_sequence():
+    bench = Bench()
+    bench.add("long", list(range(200)), 1)
+    bench.finish()
+    bench.add("other", [*range(5), 900, 901], 1)
+    bench.finish()
+    again = bench.add("again", list(range(200)), 1)
+    bench.finish()
+    assert again.cached == 199
+
+
+def test_without_sharing_a_run_only_takes_over_an_idle_sequence():
+    bench = Bench(share=False)
+    bench.add("first", list(range(60)), 50)
+    bench.step()
+    second = bench.add("second", list(range(60)), 1)
+    bench.finish()
+    assert second.cached == 0
+    third = bench.add("third", list(range(60)), 1)
+    bench.finish()
+    assert third.cached == 59
+
+
+def test_a_memory_that_cannot_be_cut_back_is_continued_or_cleared():
+    bench = Bench(share=False, trim=False)
+    bench.add("first", list(range(30)), 4)
+    bench.finish()
+    onward = bench.add("onward", [*range(30), *bench.outputs["first"], 9], 2)
+    bench.finish()
+    assert onward.cached == 33
+    aside = bench.add("aside", [*range(20), 9], 1)
+    bench.finish()
+    assert aside.cached == 0
+
+
+def test_kept_tokens_go_before_any_run_gives_way():
+    bench = Bench(sequences=2, cells=100)
+    bench.add("kept", list(range(60)), 1)
+    bench.finish()
+    bench.add("new", list(range(100, 180)), 10)
+    bench.finish()
+    assert bench.full == set()
+    assert bench.outputs["new"] == expected(list(range(100, 180)), 10)
+
+
+def test_the_newest_run_gives_way_and_is_computed_again():
+    bench = Bench(sequences=2, cells=100)
+    bench.add("old", list(range(20)), 60)
+    bench.add("new", list(range(100, 120)), 60)
+    bench.finish()
+    assert bench.full == set()
+    assert bench.outputs["old"] == expected(list(range(20)), 60)
+    assert bench.outputs["new"] == expected(list(range(100, 120)), 60)
+
+
+def test_a_run_alone_in_a_full_memory_is_full():
+    bench = Bench(sequences=2, cells=50)
+    bench.add("a", list(range(30)), 100)
+    bench.finish()
+    assert bench.full == {"a"}
+    assert len(bench.outputs["a"]) == 21, "the token chosen last needs no cell"
+
+
+def test_less_room_than_counted_is_found_out_and_lived_with():
+    bench = Bench(sequences=2, cells=200, real_cells=80)
+    bench.add("a", list(range(20)), 40)
+    bench.add("b", list(range(100, 120)), 40)
+    bench.finish()
+    assert bench.full == set()
+    assert bench.outputs["b"] == expected(list(range(100, 120)), 40)
+
+
+def test_a_dropped_run_frees_its_place():
+    bench = Bench(sequences=1)
+    bench.add("a", list(range(10)), 100)
+    bench.step()
+    bench.add("b", list(range(50, 60)), 1)
+    bench.step()
+    assert bench.outputs["b"] == []
+    bench.drop("a")
+    bench.finish()
+    assert len(bench.outputs["b"]) == 1
+
+
+BEGINNINGS = [[], [1] * 40, [1] * 20 + [2] * 30, list(range(10, 70))]
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"),
+            st.sampled_from(BEGINNINGS),
+            st.lists(st.integers(0, 3), min_size=1, max_size=20),
+            st.integers(1, 30),
+        ),
+        st.tuples(st.just("drop"), st.integers(0, 50)),
+        st.tuples(st.just("step"), st.integers(1, 10)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    actions=ACTIONS,
+    sequences=st.integers(1, 5),
+    cells=st.integers(8, 300),
+    shortfall=st.integers(0, 100),
+    kind=st.sampled_from([(True, True), (True, False), (False, False)]),
+    batch=st.integers(5, 40),
+)
+def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
+    actions: list[tuple[object, ...]],
+    sequences: int,
+    cells: int,
+    shortfall: int,
+    kind: tuple[bool, bool],
+    batch: int,
+):
+    trim, share = kind
+    bench = Bench(
+        sequences,
+        cells,
+        real_cells=max(4, cells - shortfall),
+        batch=batch,
+        prompt=batch,
+        prompt_beside=max(1, batch // 4),
+        trim=trim,
+        share=share,
+    )
+    prompts: dict[str, list[int]] = {}
+    dropped: set[str] = set()
+    for number, action in enumerate(actions):
+        match action:
+            case ("add", list(beginning), list(rest), int(outputs)):
+                name = str(number)
+                prompts[name] = [*beginning, *rest]
+                bench.add(name, prompts[name], outputs)
+            case ("drop", int(which)) if bench.runs:
+                name = sorted(bench.runs)[which % len(bench.runs)]
+                dropped.add(name)
+                bench.drop(name)
+            case ("step", int(count)):
+                for _ in range(count):
+                    if bench.runs:
+                        bench.step()
+    bench.finish()
+    for name, prompt in prompts.items():
+        got = bench.outputs[name]
+        assert got == expected(prompt, len(got))
+        assert name in dropped | bench.full or len(got) == bench.wanted[name]
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=8))
+def test_runs_that_each_fit_alone_all_end_in_full(lengths: list[tuple[int, int]]):
+    bench = Bench(sequences=8, cells=100)
+    for number, (prompt, outputs) in enumerate(lengths):
+        bench.add(str(number), [number * 1000 + place for place in range(prompt)], min(outputs, 100 - prompt))
+    bench.finish()
+    assert bench.full == set()
