@@ -111,13 +111,19 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
+    """`end`: how many characters of the model's raw output are decided once this has been said."""
+
     text: str
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
+    """`end` as in `Reasoning`."""
+
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
