@@ -7,7 +7,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -114,7 +114,7 @@ async def _until_stopped() -> None:
 
 
 @contextmanager
-def _only_server(data_dir: Path) -> Iterator[None]:
+def _only_server(data_dir: Path) -> Generator[None]:
     """Two servers on one data directory would each believe that it owns the GPU and the quotas."""
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)

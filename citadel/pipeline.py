@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -135,12 +135,11 @@ class Pipeline:
             raise ContextLengthExceeded(info.context_length, prompt_tokens)
         settings, asked = self._config.models[request.model], request.sampling
         limits = [asked.max_tokens, settings.max_output_tokens, room]
-        given: Mapping[str, Any] = {
-            name: value for name in SAMPLING_NAMES if (value := getattr(asked, name)) is not None
-        }
+        given: dict[str, Any] = {name: value for name in SAMPLING_NAMES if (value := getattr(asked, name)) is not None}
         max_tokens = min(limit for limit in limits if limit is not None)
+        chosen: dict[str, Any] = {**info.sampling_defaults, **settings.sampling.given(), **given}
         return Sampling(
-            **{**info.sampling_defaults, **settings.sampling.given(), **given},
+            **chosen,
             max_tokens=max_tokens,
             min_tokens=min(asked.min_tokens, max_tokens),
             seed=asked.seed,
@@ -157,18 +156,19 @@ def _make_prompt(request: ChatRequest, prepared: Prepared, fmt: Format) -> Promp
     reading = Reading(
         format=fmt,
         tools=() if request.tool_choice == "none" else request.tools,
-        in_reasoning=template.opens_reasoning(text, fmt.reasoning_start),
+        in_reasoning=any(template.opens_reasoning(text, each.open) for each in fmt.thinking),
         stops=request.stop,
         call_is_the_answer=isinstance(request.tool_choice, NamedTool),
-        reasoning_end_id=_single_token(tokenizer, fmt.reasoning_end),
-        new_id=lambda: f"chatcmpl-tool-{secrets.token_hex(8)}",
+        reasoning_end_ids=_single_tokens(tokenizer, [each.close for each in fmt.thinking]),
+        new_id=lambda: formats.tool_call_id(fmt.id_style, secrets.randbits(64)),
     )
     return Prompt(tokenizer.encode(text), reading)
 
 
-def _single_token(tokenizer: Tokenizer, text: str) -> int | None:
-    ids = tokenizer.encode(text)
-    return ids[0] if len(ids) == 1 else None
+def _single_tokens(tokenizer: Tokenizer, texts: list[str]) -> frozenset[int]:
+    """The ids of those texts that are one token each."""
+    encoded = [tokenizer.encode(text) for text in texts]
+    return frozenset(ids[0] for ids in encoded if len(ids) == 1)
 
 
 def _seeded(sampling: Sampling, choice: int) -> Sampling:

@@ -124,7 +124,7 @@ class AsyncStore:
 
     async def close(self) -> None:
         await self._run(lambda store: store.close())
-        self._thread.shutdown()
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self, work: Callable[[Store], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._store)

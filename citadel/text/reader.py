@@ -30,7 +30,7 @@ from citadel.text.stops import StopMatcher
 class Reading:
     """How an output is to be read. `call_is_the_answer`: a named function was asked for, so its call ends with `stop`.
 
-    `reasoning_end_id` is the token that closes reasoning, where that is a single token.
+    `reasoning_end_ids` are the tokens that close reasoning, where its marker is a single token.
     """
 
     format: Format
@@ -38,7 +38,7 @@ class Reading:
     in_reasoning: bool
     stops: Sequence[str]
     call_is_the_answer: bool
-    reasoning_end_id: int | None
+    reasoning_end_ids: frozenset[int]
     new_id: Callable[[], str]
 
 
@@ -110,6 +110,8 @@ class Reader:
         if self._machine.in_reasoning:
             self.reasoning_tokens += len(piece.token_ids)
         elif was_reasoning:
-            end = self._reading.reasoning_end_id
-            inside = piece.token_ids.index(end) if end in piece.token_ids else len(piece.token_ids) - 1
-            self.reasoning_tokens += max(0, inside)
+            ends = self._reading.reasoning_end_ids
+            last = len(piece.token_ids) - 1
+            self.reasoning_tokens += next(
+                (at for at, token in enumerate(piece.token_ids) if token in ends), max(0, last)
+            )

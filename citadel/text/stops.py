@@ -9,8 +9,8 @@ class StopMatcher:
     """Feed it text; it returns what may be shown, holding back an end that could begin a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
+        self._stops: tuple[str, ...] = tuple(stops)
+        self._held: str = ""
         self.matched = False
 
     @property
@@ -24,7 +24,8 @@ class StopMatcher:
         text = self._held + text
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.matched, self._held = True, ""
+            self.matched = True
+            self._held = ""
             return text[: min(found)]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
@@ -32,7 +33,8 @@ class StopMatcher:
 
     def flush(self) -> str:
         """The held end, when no more text can complete it."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 

@@ -239,11 +239,9 @@ def _tool(function: _Function) -> ToolSpec:
 
 def _tool_choice(chat: ChatBody, tools: tuple[ToolSpec, ...]) -> Literal["auto", "none", "required"] | NamedTool:
     choice = chat.tool_choice or "auto"
-    if choice == "auto" or choice == "none":  # noqa: PLR1714 - the type checker follows this form only
-        return choice
-    if not tools:
+    if not tools and choice not in ("auto", "none"):
         raise BadRequest("tool_choice: there are no tools to choose from", param="tool_choice")
-    if choice == "required":
+    if not isinstance(choice, _NamedChoice):
         return choice
     name = choice.function.name
     if all(tool.name != name for tool in tools):
