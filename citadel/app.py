@@ -78,14 +78,14 @@ def check_formats(config: Config) -> None:
 
 async def serve(config: Config) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Raises CannotServe, ConfigError."""
-    with _only_server(config.server.data_dir):
+    with _only_server(config.server.data_dir), _told_to_stop() as stopped:
         async with services(config) as running:
             runner = web.AppRunner(build(running), handler_cancellation=True, access_log=None, shutdown_timeout=1)
             await runner.setup()
             try:
                 port = await _listen(runner, config)
                 _announce(config, port, await running.store.first_key())
-                await _until_stopped()
+                await stopped.wait()
                 log.info("draining", seconds=config.server.drain_s)
                 await running.gate.drain(config.server.drain_s)
             finally:
@@ -101,16 +101,21 @@ async def _listen(runner: web.AppRunner, config: Config) -> int:
     return runner.addresses[0][1]
 
 
-async def _until_stopped() -> None:
-    """Until the first SIGTERM or SIGINT. A second one has its usual effect, and ends the process at once."""
+@contextmanager
+def _told_to_stop() -> Generator[asyncio.Event]:
+    """Set at the first SIGTERM or SIGINT. A second one has its usual effect, and ends the process at once."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
+
+    def stop() -> None:
+        stopped.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
     for number in signals:
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
-    for number in signals:
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_DFL)
+        loop.add_signal_handler(number, stop)
+    yield stopped
 
 
 @contextmanager

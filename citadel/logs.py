@@ -36,6 +36,7 @@ def configure(level: int = logging.INFO) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("citadel").setLevel(level)
+    logging.getLogger("citadel.llama").setLevel(max(level, logging.WARNING))  # else a thousand lines per load
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -65,9 +65,11 @@ async def serving(config: Config, *, scopes: Sequence[str] = ("llm", "admin")) -
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         headers = {"Authorization": f"Bearer {key}"}
-        async with aiohttp.ClientSession(headers=headers) as session:
-            yield Serving(f"http://127.0.0.1:{runner.addresses[0][1]}", key, services, session)
-        await runner.cleanup()
+        try:
+            async with aiohttp.ClientSession(headers=headers) as session:
+                yield Serving(f"http://127.0.0.1:{runner.addresses[0][1]}", key, services, session)
+        finally:
+            await runner.cleanup()
 
 
 def _new_key(config: Config, scopes: Sequence[str]) -> str:
