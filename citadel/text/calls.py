@@ -46,7 +46,8 @@ class Calls:
         complaints: list[str],
     ) -> None:
         self._src = src
-        self._shapes = {tool.name: Shape(tool.parameters, tool.parameters or {}) for tool in tools}
+        self._tools = {tool.name: tool for tool in tools}
+        self._shapes: dict[str, Shape] = {}
         self._events = events
         self._new_id = new_id
         self._announced = announced
@@ -120,6 +121,8 @@ class Calls:
             yield from literal(src, "]")
             src.mark()
         if not close:
+            # What follows is text, the whitespace just skipped included.
+            src.rewind()
             return False
         while src.peek() is None:
             yield
@@ -171,7 +174,7 @@ class Calls:
                     while src.peek() is None:
                         yield
                     yield from literal(src, "{")
-                yield from Values(src, syntax, out).members(shape, syntax)
+                yield from Values(src, syntax.nested, out).members(shape, syntax)
             if frame.tail:
                 yield from self._tail(frame, close)
         except Unreadable as why:
@@ -205,16 +208,18 @@ class Calls:
         return shape
 
     def _offered(self, name: str) -> Shape:
-        shape = self._shapes.get(name)
-        if shape is None:
+        tool = self._tools.get(name)
+        if tool is None:
             self._complaints.append("a call of a function that was not offered")
             raise Unreadable
-        return shape
+        if name not in self._shapes:
+            self._shapes[name] = Shape(tool.parameters, tool.parameters or {})
+        return self._shapes[name]
 
     def _name_in(self, native: str) -> str:
         """The function that an id such as `functions.get_weather:0` names."""
         found = _NATIVE_ID.fullmatch(native)
-        return native if found is None or native in self._shapes else found[1]
+        return native if found is None or native in self._tools else found[1]
 
     def _start(self, name: str, native: str = "") -> None:
         self._src.pinned = False

@@ -44,7 +44,11 @@ class Shape:
     def __init__(self, schema: Any, root: Mapping[str, Any]) -> None:
         self._root = root
         self._members: dict[str, Shape] = {}
-        self._schemas = _alternatives(schema, root)
+        self._schema = schema
+
+    @cached_property
+    def _schemas(self) -> list[Mapping[str, Any]]:
+        return _alternatives(self._schema, self._root)
 
     @cached_property
     def types(self) -> frozenset[str]:

@@ -130,20 +130,28 @@ def _deepseek(name: str, head: tuple[Part, ...], tail: tuple[Part, ...]) -> Form
 _ALL: Final = (
     Format(
         "qwen3_xml",
-        _THINK,
-        (
+        (*_THINK, Thinking("<seed:think>", "</seed:think>")),
+        tuple(
             Frame(
-                open="<tool_call>",
-                close="</tool_call>",
+                open=f"<{block}>",
+                close=f"</{block}>",
                 head=("<function=", Slot("name", ">"), ">"),
                 arguments=Tagged(("<parameter=", Slot("name", ">"), ">"), "</parameter>", trimmed=True),
                 tail=("</function>",),
                 objects=True,
                 loose=True,
-            ),
+            )
+            for block in ("tool_call", "seed:tool_call")
         ),
     ),
-    Format("hermes", _THINK, (Frame(open="<tool_call>", close="</tool_call>", objects=True, listed=True),)),
+    Format(
+        "hermes",
+        _THINK,
+        tuple(
+            Frame(open=f"<{block}>", close=f"</{block}>", objects=True, listed=True)
+            for block in ("tool_call", "tool_calls", "TOOLCALL")
+        ),
+    ),
     _dsml("deepseek_v41", "calls", space=" "),
     _dsml("deepseek_v4", "tool_calls", variants=("toolcalls", "tool")),
     _dsml("deepseek_v32", "function_calls"),
@@ -268,7 +276,14 @@ _ALL: Final = (
             Frame(open="<tool_call>", close="</tool_call>", objects=True, listed=True),
         ),
     ),
-    Format("phi4_mini", _THINK, (Frame(open="functools", objects=True, listed=True),)),
+    Format(
+        "phi4_mini",
+        _THINK,
+        (
+            Frame(open="functools", objects=True, listed=True),
+            Frame(open="<|tool_call|>", close="<|/tool_call|>", objects=True, listed=True),
+        ),
+    ),
     Format("plain", _THINK),
 )
 
@@ -277,19 +292,46 @@ FORMATS: Final[Mapping[str, Format]] = {fmt.name: fmt for fmt in _ALL}
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A template that holds all of `has` and none of `lacks`, or special tokens that do, mean the format."""
+    """A text that holds all of `has` and none of `lacks` means the format."""
 
     format: str
     has: tuple[str, ...]
     lacks: tuple[str, ...] = ()
 
 
-_SIGNS: Final = (Sign("harmony", ("<|channel|>", "<|start|>")),)
+_SIGNS: Final = (
+    # From the particular to the common: many templates hold `<tool_call>`, and mean different things by it.
+    Sign("harmony", ("<|channel|>", "<|message|>", "<|start|>")),
+    Sign("gemma4", ("<|tool_call>", "<tool_call|>")),
+    Sign("functiongemma", ("<start_function_call>",)),
+    Sign("deepseek_v41", ("｜DSML｜", " invoke name=")),
+    Sign("deepseek_v4", ("｜DSML｜", "tool_calls>")),
+    Sign("deepseek_v32", ("｜DSML｜", "function_calls>")),
+    Sign("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
+    Sign("deepseek_v31", ("<｜tool▁sep｜>",)),
+    Sign("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    Sign("minimax_m2", ("minimax:tool_call",)),
+    Sign("glm47", ("<arg_key>", "<arg_value>")),
+    Sign("qwen3_xml", ("tool_call>", "<function=", "<parameter=")),
+    Sign("mistral", ("[TOOL_CALLS]",)),
+    Sign("phi4_mini", ("functools",)),
+    Sign("phi4_mini", ("<|tool|>", "<|/tool|>")),
+    Sign("granite", ("<|tool_call|>",)),
+    Sign("pythonic", ("<|python_start|>",)),
+    Sign("pythonic", ("<|tool_call_start|>",)),
+    Sign("pythonic", ("<|tool_list_start|>",)),
+    Sign("pythonic", ("[func_name1(",)),
+    Sign("hermes", ("<tool_call>", "</tool_call>"), lacks=("<invoke",)),
+    Sign("hermes", ("<tool_calls>", "</tool_calls>")),
+    Sign("hermes", ("<TOOLCALL>",)),
+    Sign("llama3_json", ("<|python_tag|>",), lacks=("<function=",)),
+    Sign("llama3_json", ("<|start_header_id|>", '"parameters"')),
+)
 
 
 def recognise(template: str | None, special_tokens: Collection[str]) -> Format:
     """The format of a model by its chat template, else by its special tokens; `plain` where neither tells."""
-    for text in (template or "", " ".join(special_tokens)):
+    for text in (template or "", "\n".join(special_tokens)):
         for sign in _SIGNS:
             if all(word in text for word in sign.has) and not any(word in text for word in sign.lacks):
                 return FORMATS[sign.format]

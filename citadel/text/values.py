@@ -54,6 +54,11 @@ class Dialect:
     assign: str = ":"
     close: str = "}"
 
+    @property
+    def nested(self) -> Dialect:
+        """How the values themselves are written: those of keyword arguments are like JSON."""
+        return self if self.assign == ":" else JSON
+
 
 JSON: Final = Dialect()
 
