@@ -39,9 +39,9 @@ class CallObject:
         src = self._src
         src.pos += 1
         while True:
-            src.mark()
             while (ch := src.peek()) is None:
                 yield
+            src.mark()
             if ch == "}":
                 break
             if ch not in "\"'":
@@ -53,8 +53,10 @@ class CallObject:
             yield from self._member(key)
             while (ch := src.peek()) is None:
                 yield
+            src.mark()
             if ch == ",":
                 src.pos += 1
+                src.mark()
             elif ch != "}":
                 raise Unreadable
         if self._shape is None:

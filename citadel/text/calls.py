@@ -81,6 +81,7 @@ class Calls:
                 if lone or not (yield from self._another(frame, close, listed=listed)):
                     src.unmark()
                     return block
+                src.pinned = True
             block.calls += 1
             block.owed = (*_markers(frame.tail)[-1:], *((close,) if close else ()))
         except Unreadable:

@@ -21,7 +21,10 @@ MARKERS: Final = (*_HEADERS, *_ENDS)
 _MESSAGE: Final = "<|message|>"
 _to: Final = re.compile(r"\bto=([^\s<]+)").search
 _channel: Final = re.compile(r"<\|channel\|>\s*(\w*)").search
-_assistant: Final = re.compile(r"<\|start\|>\s*assistant\b").match
+_known: Final = re.compile(
+    r"<\|start\|>\s*assistant|<\|channel\|>\s*\w+|\bto=[^\s<]+|<\|constrain\|>|\b(?:json|code|text)\b|\s+"
+)
+"""What a header may hold. Models now and then write more, which must not cost the message."""
 
 
 class Channels:
@@ -52,21 +55,23 @@ class Channels:
 
     def _open(self, header: str) -> Wait[None]:
         src, speech = self._src, self._speech
-        if header.startswith("<|start|>") and not _assistant(header):
+        extra = _known.sub("", header)
+        if "<|" in extra or header.count("<|channel|>") > 1 or "<|start|>" in header[1:]:
             raise Unreadable
         found = _channel(header)
         channel = found[1] if found else ""
         recipient = _to(header)
+        if channel not in ("analysis", "commentary", "final", ""):
+            raise Unreadable
         if recipient is not None:
             yield from self._calls.message(recipient[1].removeprefix("functions."))
         elif channel == "analysis":
             speech.open_reasoning()
-        elif channel not in ("final", "commentary", ""):
-            raise Unreadable
         elif speech.reasoning:
             speech.close_reasoning()
         src.pinned = False
         src.unmark()
+        speech.say(extra, src.offset)
 
 
 def _header(src: Source, marker: str) -> Wait[str]:

@@ -95,6 +95,12 @@ class Source:
             self.pos = 0
             self.unmark()
 
+    def replace(self, text: str) -> None:
+        """Put `text`, the end of what was used, in the place of what is left."""
+        self._base += len(self.buf) - len(text)
+        self.buf = text
+        self.pos = 0
+
     def peek(self) -> str | None:
         """The next character that is no whitespace, which is skipped; None while there is none."""
         found = _visible(self.buf, self.pos)

@@ -154,7 +154,9 @@ class Machine:
         block = yield from self._calls.block(frame, opener)
         if not block.calls:
             return False
-        self._owe([*block.owed, *(self._closes if reasoning else ())])
+        # A call on its own may stand in a block that an earlier call could not be read in: its end is still to come.
+        before = self._owed if opener != frame.open else ()
+        self._owe([*before, *block.owed, *(self._closes if reasoning else ())])
         for text in block.rest:
             self._speech.say(text, self._src.offset)
         return True

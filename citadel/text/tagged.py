@@ -6,16 +6,19 @@ value only if the frame goes on behind it, with another parameter or the end of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from citadel.text.coerce import Shape, quoted, surely_text
 from citadel.text.formats import Tagged
-from citadel.text.lexer import Ended, Source, Wait, leads, parts, watch
+from citadel.text.lexer import Ended, Source, Unreadable, Wait, leads, parts, watch
 from citadel.text.values import JsonOut, composite, from_text, scan
 
 MAX_HEAD: Final = 64
 """Characters by which a value shows whether it can be something other than a string."""
+
+_kind: Final = re.compile(r'\s*(?:string="(?:true|false)"\s*)?').fullmatch
 
 Paths = Sequence[Sequence[str]]
 
@@ -26,14 +29,16 @@ def arguments(src: Source, syntax: Tagged, shape: Shape, out: JsonOut, ends: Pat
     out.open("{", "}")
     between = ""
     while True:
-        src.mark()
         while src.peek() is None:
             yield
+        src.mark()
         if (yield from leads(src, 0, ends)):
             break
         found: dict[str, str] = {}
         yield from parts(src, syntax.header, found)
         name = found["name"].strip()
+        if not _kind(found.get("kind", "")):
+            raise Unreadable
         out.write(f"{between}{quoted(name)}: ")
         between = ", "
         yield from _Value(src, syntax, _typed(shape.member(name), found.get("kind")), out).read(follow)
@@ -120,6 +125,6 @@ class _Value:
         if not self._streams and composite(raw, self._shape):
             text, rest = scan(raw, self._shape)
             self._out.write(text)
-            src.buf, src.pos = rest, 0
+            src.replace(rest)
         else:
             self._finish()

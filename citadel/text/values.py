@@ -134,9 +134,9 @@ class Values:
         self._out.open(self._lead + "{", "}")
         between = ""
         while True:
-            src.mark()
             while (ch := src.peek()) is None:
                 yield
+            src.mark()
             if ch == dialect.close:
                 break
             key = yield from self._key(dialect)
@@ -157,9 +157,9 @@ class Values:
         self._out.open(self._lead + "[", "]")
         self._lead = ""
         while True:
-            src.mark()
             while (ch := src.peek()) is None:
                 yield
+            src.mark()
             if ch == "]":
                 break
             yield from self.value(shape.items)
@@ -173,8 +173,10 @@ class Values:
         src = self._src
         while (ch := src.peek()) is None:
             yield
+        src.mark()
         if ch == ",":
             src.pos += 1
+            src.mark()
         elif ch != close:
             raise Unreadable
 
