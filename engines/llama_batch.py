@@ -75,6 +75,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewind:
+    """Look for free cells from the first one on."""
+
+
+Move = Truncate | Share | Rewind
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """Compute `run.tokens[start:stop]` on `sequence`; `last` when that leaves nothing pending."""
 
@@ -87,7 +95,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    moves: tuple[Truncate | Share, ...]
+    moves: tuple[Move, ...]
     work: tuple[Work, ...]
     full: Run | None = None
 
@@ -157,7 +165,7 @@ class Planner:
         self.capacity = limits.cells
         self._arrivals = 0
         self._clock = 0
-        self._moves: list[Truncate | Share] = []
+        self._moves: list[Move] = []
 
     # What the caller tells.
 
@@ -253,9 +261,11 @@ class Planner:
 
     def _seat(self, run: Run, source: Sequence | None, length: int, idle: list[Sequence]) -> None:
         target = min(idle, key=lambda s: s.used)
-        # Taking a sequence over costs what it holds beyond the common beginning; sharing it costs the oldest one.
-        if source in idle and (not self.limits.share or 2 * length >= len(source.tokens)):
+        if source in idle and self._take_over(run, source, length):
             target = source
+        if len(idle) == len(self.sequences):
+            # Rounding depends on the cells a sequence is in. A run that begins alone gets the same ones each time.
+            self._moves.append(Rewind())
         if target is source:
             self._truncate(target, length)
         else:
@@ -269,6 +279,13 @@ class Planner:
         if run.cached is None:
             run.cached = length
         self._touch(target)
+
+    def _take_over(self, run: Run, source: Sequence, length: int) -> bool:
+        """Taking an idle sequence over costs what it holds beyond the common beginning, sharing costs another's all.
+
+        A prompt that is there as a whole was asked before, and its new answer replaces the old one.
+        """
+        return not self.limits.share or length == len(run.tokens) - 1 or 2 * length >= len(source.tokens)
 
     # Room.
 

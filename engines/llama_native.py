@@ -36,6 +36,8 @@ lib.llama_backend_init()
 _NO_VOCABULARY: Final = 0
 """llama_vocab_type of a file without one; tokenizing with it aborts."""
 _PIECE_BYTES: Final = 256
+_NO_POSITION: Final = 2**31 - 2
+_ROPES_OF_SEVERAL: Final = (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE, lib.LLAMA_ROPE_TYPE_VISION)
 DRAWN_AT_RANDOM: Final = 0xFFFFFFFF
 """The seed that llama.cpp takes as "choose one yourself"."""
 
@@ -267,6 +269,8 @@ class Context:
         self.cells = int(lib.llama_n_ctx(handle))
         self.can_trim = not model.is_recurrent
         self.can_share = self.can_trim and bool(params.kv_unified) and model.architecture != "deepseek4"
+        # Shifting positions of several parts aborts.
+        self._one_position = lib.llama_model_rope_type(model.handle) not in _ROPES_OF_SEVERAL
         self._outputs: list[int] = []
 
     def close(self) -> None:
@@ -318,9 +322,13 @@ class Context:
             raise NativeError("this context can't share memory between sequences")
         lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
-    def length(self, sequence: int) -> int:
-        self._check_sequence(sequence)
-        return int(lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+    def rewind(self) -> None:
+        """Makes llama.cpp look for free cells from the first one on, not from where it took the last.
+
+        Its interface has no call for that, but a shift of positions that no cell has ends so, and does nothing else.
+        """
+        if self.can_share and self._one_position:
+            lib.llama_memory_seq_add(self._memory, 0, _NO_POSITION, _NO_POSITION + 1, 1)
 
     def _check_sequence(self, sequence: int) -> None:
         if not 0 <= sequence < self.sequences:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from citadel.engine import EngineInfo, Piece
 from citadel.errors import CitadelError, EdgeError, LlmUnavailable
 from engines import llama_files
-from engines.llama_batch import Limits, Planner, Run, Share, Step
+from engines.llama_batch import Limits, Planner, Rewind, Run, Share, Step, Truncate
 from engines.llama_grammar import Grammars, Matcher
 from engines.llama_log import log
 from engines.llama_native import Batch, Context, Model, NativeError, trim_heap
@@ -256,10 +256,13 @@ class Decoder:
 
     def _move(self, step: Step) -> None:
         for move in step.moves:
-            if isinstance(move, Share):
-                self._context.share(move.source, move.target, move.length)
-            else:
-                self._context.truncate(move.sequence, move.length)
+            match move:
+                case Share(source, target, length):
+                    self._context.share(source, target, length)
+                case Truncate(sequence, length):
+                    self._context.truncate(sequence, length)
+                case Rewind():
+                    self._context.rewind()
 
     def _fill(self, step: Step) -> None:
         self._batch.clear()

