@@ -20,11 +20,11 @@ def configure(level: int = logging.INFO) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.stdlib.ExtraAdder(),
     ]
-    last: list[Any]
+    # Plain tracebacks, without the values of local variables: those would be somebody's prompt or key.
     if sys.stderr.isatty():
-        last = [structlog.dev.ConsoleRenderer()]
+        last: list[Any] = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     else:
-        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -110,7 +110,7 @@ class LlamaEngine:
         self._die("it was unloaded")
         self._worker.cancel()
         await _until(self._ended)
-        self._worker.join()
+        await asyncio.to_thread(self._worker.join)
 
     async def _settle(self, job_id: str, flight: _Flight) -> None:
         """Returns when the thread is done with the job, also if this is cancelled meanwhile."""

@@ -15,10 +15,15 @@ import pytest
 from aiohttp import web
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from citadel import app
+from citadel import app, logs
 from citadel.accounts.store import Store
 from citadel.config import Config
 from citadel.http.services import Services
+
+
+@pytest.fixture(autouse=True, scope="session")
+def logs_as_in_production() -> None:
+    logs.configure()
 
 
 @pytest.fixture(autouse=True)

