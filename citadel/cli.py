@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not any(word in _COMMANDS for word in arguments) and not {"-h", "--help"} & set(arguments):
         arguments = ["serve", *arguments]
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         return options.command(options)
     except ConfigError as error:
@@ -34,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m citadel", description="An inference server for one GPU box.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m citadel", description="An inference server for one GPU box.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, default=Path("models.toml"), help="the models to serve (%(default)s)")
     common.add_argument("--data-dir", type=Path, help="where keys and usage are kept")
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     pull = models.add_parser("pull", parents=[common], help="fetch and prepare weights that are not on this disk")
     pull.add_argument("model", nargs="*", help="ids of models.toml; all of them when none is given")
     pull.set_defaults(command=_models_pull)
-    return parser
+    return top
 
 
 def _config(options: argparse.Namespace) -> Config:

@@ -47,7 +47,6 @@ def locate(model: str, source: str, folder: Path) -> Path:
 def fetch(source: str) -> Path:
     """Pull a hub source into the hub's cache, going on where an earlier try ended. Raises SourceMissing."""
     from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415 - costs a third of a second
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
     hub = _HUB_ID.fullmatch(source)
     if hub is None:
@@ -57,7 +56,9 @@ def fetch(source: str) -> Path:
         info = HfApi().model_info(hub["repo"], files_metadata=True)
         _check_disk(info.siblings or [], wanted)
         folder = Path(snapshot_download(hub["repo"], revision=info.sha, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except SourceMissing:
+        raise
+    except Exception as error:  # the hub's errors, its client library's, and the disk's
         raise SourceMissing(f"{hub['repo']} could not be pulled: {_first_line(error)}", fetchable=True) from error
     return _chosen(folder, hub["file"])
 

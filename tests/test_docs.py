@@ -1,0 +1,55 @@
+"""The pages beside the code name only what exists, and their commands and examples are taken as written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from citadel.cli import parser
+from citadel.config import Config
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md")
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_paths_and_links_on_a_page_exist(name: str) -> None:
+    text = page(name)
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    paths = re.findall(r"`((?:citadel|engines|tests|benchmarks|examples)/[\w/.]+)`", text)
+    for path in [*links, *paths]:
+        assert (ROOT / path).exists() or (ROOT / name).parent.joinpath(path).exists(), path
+
+
+def test_the_readmes_commands_parse() -> None:
+    commands = re.findall(r"^.*python -m citadel(.*?)(?:#.*)?$", page("README.md"), re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        words = shlex.split(command)
+        parser().parse_args(words if words and not words[0].startswith("-") else ["serve", *words])
+
+
+def test_the_readmes_model_table_is_valid() -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", page("README.md"), re.DOTALL)
+    assert "mine" in Config.model_validate(tomllib.loads(block)).models
+
+
+def test_every_make_target_of_the_pages_exists() -> None:
+    makefile = page("Makefile")
+    for name in PAGES:
+        for target in re.findall(r"`make ([a-z-]+)", page(name)):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
+
+
+def test_no_page_or_source_names_a_registry_or_this_machine() -> None:
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("citadel/**/*.py"), *ROOT.glob("engines/*.py")]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"pypi\.org|huggingface\.co|download\.pytorch|/work/main|/root/", text), path
