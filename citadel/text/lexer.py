@@ -103,11 +103,15 @@ class Source:
 
     def peek(self) -> str | None:
         """The next character that is no whitespace, which is skipped; None while there is none."""
-        found = _visible(self.buf, self.pos)
-        if found is not None:
-            self.pos = found.start()
-            return found.group()
-        self.pos = len(self.buf)
+        if self.pos < len(self.buf):
+            ch = self.buf[self.pos]
+            if not ch.isspace():
+                return ch
+            found = _visible(self.buf, self.pos)
+            if found is not None:
+                self.pos = found.start()
+                return found.group()
+            self.pos = len(self.buf)
         if self.closed:
             raise Ended
         return None

@@ -21,6 +21,7 @@ from citadel.text.lexer import Ended, Source, Unreadable, Wait, literal, watch
 
 MAX_DEPTH: Final = 100
 MAX_SCALAR: Final = 1000
+MAX_PLAIN: Final = 32
 
 _LITERALS: Final = {
     "true": "true",
@@ -34,9 +35,11 @@ _TEXT: Final = frozenset({"string"})
 _ESCAPES: Final = {char: "\\" + char for char in '"\\/bfnrt'} | {"'": "'"}
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
-_SCALAR_END: Final = re.compile(r"[\s,\[\]{}():=\"'<]").search
+_SCALAR_STARTS: Final = frozenset("-0123456789tfn")
+_scalar_end: Final = re.compile(r"[\s,\[\]{}():=\"'<]").search
+_plain_scalar: Final = re.compile(r"(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)(?=[\s,\]})])").match
 _RUNS: Final = {
-    '"': re.compile(r'[^"\\\x00-\x1f]*').match,
+    '"': re.compile(r'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt])*+').match,
     "'": re.compile(r"[^'\"\\\x00-\x1f]*").match,
 }
 
@@ -118,6 +121,17 @@ class Values:
         src = self._src
         while (ch := src.peek()) is None:
             yield
+        if ch in _SCALAR_STARTS and shape.types != _TEXT:
+            # Nearly always it is a plain number or word: the rest of this is for those that are not.
+            while (found := _plain_scalar(src.buf, src.pos)) is None:
+                if src.closed or len(src.buf) - src.pos > MAX_PLAIN or _scalar_end(src.buf, src.pos):
+                    break
+                yield
+            else:
+                self._out.write(self._lead + found.group())
+                src.pos = found.end()
+                src.mark()
+                return
         if ch == "{":
             src.pos += 1
             yield from self.members(shape, self._dialect)
@@ -133,20 +147,14 @@ class Values:
         src = self._src
         self._out.open(self._lead + "{", "}")
         between = ""
-        while True:
-            while (ch := src.peek()) is None:
-                yield
-            src.mark()
-            if ch == dialect.close:
-                break
+        while (yield from self._another(dialect.close, first=not between)):
             key = yield from self._key(dialect)
             while src.peek() is None:
                 yield
             yield from literal(src, dialect.assign)
             self._lead = f"{between}{quoted(key)}: "
-            yield from self.value(shape.member(key))
             between = ", "
-            yield from self._comma(dialect.close)
+            yield from self.value(shape.member(key))
         src.pos += 1
         self._out.end()
         src.mark()
@@ -156,29 +164,31 @@ class Values:
         src.pos += 1
         self._out.open(self._lead + "[", "]")
         self._lead = ""
-        while True:
-            while (ch := src.peek()) is None:
-                yield
-            src.mark()
-            if ch == "]":
-                break
+        while (yield from self._another("]", first=not self._lead)):
             yield from self.value(shape.items)
             self._lead = ", "
-            yield from self._comma("]")
         src.pos += 1
         self._out.end()
         src.mark()
 
-    def _comma(self, close: str) -> Wait[None]:
+    def _another(self, close: str, *, first: bool) -> Wait[bool]:
+        """Whether another member follows; the comma before it is used up, and so is one before the closing bracket."""
         src = self._src
         while (ch := src.peek()) is None:
             yield
         src.mark()
-        if ch == ",":
-            src.pos += 1
-            src.mark()
-        elif ch != close:
+        if ch == close:
+            return False
+        if first:
+            return True
+        if ch != ",":
             raise Unreadable
+        src.pos += 1
+        src.mark()
+        while (ch := src.peek()) is None:
+            yield
+        src.mark()
+        return ch != close
 
     def _key(self, dialect: Dialect) -> Wait[str]:
         src = self._src
@@ -286,7 +296,7 @@ class Values:
         src = self._src
         seen = 0
         while True:
-            end = _SCALAR_END(src.buf, src.pos + seen)
+            end = _scalar_end(src.buf, src.pos + seen)
             seen = (len(src.buf) if end is None else end.start()) - src.pos
             if seen > MAX_SCALAR:
                 raise Unreadable

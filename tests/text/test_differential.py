@@ -184,7 +184,7 @@ def compare(fmt: str, faults: tuple[Fault, ...], read: Callable[[Any, str], Answ
         if not any(fault.concerns(output) for fault in faults):
             assert same(ours, read(their, output.raw)), output.raw
             compared += 1
-    assert compared >= NUMBER // 4
+    assert compared >= 10
 
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in COMPARED if fmt in WHOLE])

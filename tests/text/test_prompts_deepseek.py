@@ -89,7 +89,8 @@ def test_calls_and_results_of_v32() -> None:
 def test_tools_are_described_after_the_system_message(fmt: str) -> None:
     prompt = render(fmt, [SYSTEM, HELLO], [TOOL], thinking=False)
     assert "Be brief.\n\n## Tools\n" in prompt
-    schema = '{"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}'
+    parameters = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+    schema = f'{{"name": "add", "description": "Adds.", "parameters": {parameters}}}'
     assert f"\n{schema}\n" in prompt
     assert "{tag}" not in prompt
     assert "{schemas}" not in prompt
