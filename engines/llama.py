@@ -70,6 +70,8 @@ class LlamaEngine:
         self._flights: dict[str, _Flight] = {}
         self._dead: str | None = None
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
+        # Who cancelled the load does not ask why it then failed.
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self._ended = asyncio.Event()
         self._worker = Worker(spec, progress, self._tell)
         self._worker.start()

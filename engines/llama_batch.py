@@ -197,6 +197,8 @@ class Planner:
 
     def plan(self) -> Step:
         self._moves = []
+        if not self.seated():
+            self.capacity = self.limits.cells
         self._seat_waiting()
         full = self._make_room()
         work = () if full else tuple(self._share_out())

@@ -1,18 +1,15 @@
 """Grammars of a job: llguidance's Lark, checked token by token against the model's own vocabulary."""
 
-# pyright: reportUnknownMemberType=false
-# (llguidance's compiled module is partly untyped)
-
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 import numpy as np
-from llguidance.llamacpp import lltokenizer_from_vocab
 
 from citadel.errors import BadRequest, EdgeError
+from engines.llama_native import tokenize_address
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +60,7 @@ class Grammars:
             if vocabulary is None:
                 raise BadRequest("The model was unloaded")
             if self._tokenizer is None:
-                self._tokenizer = lltokenizer_from_vocab(vocabulary.handle, eos_token=sorted(vocabulary.ends))
+                self._tokenizer = _tokenizer_of(vocabulary)
             matcher = llguidance.LLMatcher(self._tokenizer, llguidance.LLMatcher.grammar_from_lark(source), log_level=0)
         if matcher.is_error():
             raise BadRequest(f"The grammar can't be used: {matcher.get_error()}")
@@ -74,3 +71,18 @@ class Grammars:
         with self._lock:
             self._vocabulary = None
             self._tokenizer = None
+
+
+def _tokenizer_of(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+    """llguidance marks a special token by a byte that no text has; it tokenizes with llama.cpp's own function."""
+    make: Any = llguidance.LLTokenizer
+    return make.from_llamacpp(
+        tokens=[
+            b"\xff" + vocabulary.piece(token) if vocabulary.is_special(token) else vocabulary.piece(token)
+            for token in range(vocabulary.size)
+        ],
+        vocab_ptr=vocabulary.handle,
+        tokenize_fptr=tokenize_address(),
+        eos_token=sorted(vocabulary.ends),
+        slices=None,
+    )

@@ -46,6 +46,11 @@ class NativeError(Exception):
     """llama.cpp refused, or would have aborted the process."""
 
 
+def tokenize_address() -> int:
+    """Where llama_tokenize is, for native code of others that calls it."""
+    return ctypes.cast(lib.llama_tokenize, ctypes.c_void_p).value or 0
+
+
 def trim_heap() -> None:
     """Gives freed memory back to the system; glibc keeps it otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -180,6 +185,13 @@ class Vocabulary:
         buffer = ctypes.create_string_buffer(room)
         length = lib.llama_token_to_piece(self.handle, token, buffer, room, 0, True)
         return buffer.raw[:length] if length >= 0 else self._render(token, -length)
+
+    def is_special(self, token: int) -> bool:
+        """Its text in a prompt or a grammar means the token, not these characters."""
+        kind = lib.llama_vocab_get_attr(self.handle, token)
+        piece = self.piece(token)
+        marker = piece.startswith(b"<") and piece.endswith(b">")
+        return bool(kind & lib.LLAMA_TOKEN_ATTR_CONTROL or (kind & lib.LLAMA_TOKEN_ATTR_USER_DEFINED and marker))
 
     def tokenize(self, text: str) -> list[int]:
         """Texts of special tokens become those tokens; nothing is added."""

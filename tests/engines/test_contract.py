@@ -23,6 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module", params=[pytest.param(rig, id=rig.name, marks=rig.marks) for rig in RIGS])
 def rig(request: pytest.FixtureRequest) -> Rig:
+    assert request.param.adapter, "imported here, where it holds up no event loop"
     return request.param
 
 
