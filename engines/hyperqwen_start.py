@@ -1,0 +1,152 @@
+"""From a plan to a running vLLM. Imports vLLM, so its environment must be set when this is first imported."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import dataclasses
+import gc
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import vllm
+import vllm.logger
+from vllm.config import StructuredOutputsConfig, VllmConfig
+from vllm.config.logging import LoggingConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import tokens_input
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from citadel.engine import EngineInfo, EngineSpec
+from citadel.errors import LlmUnavailable
+from engines.hf_tokenizer import HfTokenizer, read_json
+from engines.hyperqwen_args import Plan, Platform, check_options
+from engines.hyperqwen_engine import Parts, VllmEngine
+from engines.hyperqwen_jobs import Limits
+from engines.hyperqwen_memory import revision
+from engines.hyperqwen_process import Processes
+
+_M_MMAP_THRESHOLD: Final = -3
+_MAPPED_BYTES: Final = 256 << 10
+
+_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A vLLM that runs, and what was learnt of it."""
+
+    model: str
+    parts: Parts
+    info: EngineInfo
+    limits: Limits
+    tokenizer: HfTokenizer
+
+    def engine(self) -> VllmEngine:
+        """On the event loop that the engine is to live on."""
+        return VllmEngine(self.model, self.parts, self.info, self.limits, self.tokenizer)
+
+
+def configure(spec: EngineSpec, plan: Plan) -> VllmConfig:
+    """vLLM's own configuration, checked by it. Raises `LlmUnavailable` with its reason."""
+    check_options(spec, {field.name for field in dataclasses.fields(AsyncEngineArgs)})
+    arguments: dict[str, Any] = dict(plan.arguments)
+    structured = arguments["structured_outputs_config"]
+    try:
+        arguments["structured_outputs_config"] = StructuredOutputsConfig(**structured)
+        return AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except Exception as error:
+        raise LlmUnavailable(spec.model, f"vLLM refuses its configuration: {_reason(error)}") from error
+
+
+def start(
+    spec: EngineSpec, config: VllmConfig, checkpoint: Path, folder: Path, processes: Processes, where: Platform
+) -> Built:
+    """Start the engine's process and wait until it is ready. Nothing is left of it if that fails."""
+    try:
+        _log_to(folder, config)
+        llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        processes.find()
+        _warm_up(llm)
+        tokenizer = HfTokenizer(checkpoint)
+    except Exception as error:
+        processes.clear()
+        reason = processes.obituary() if processes.pids else _reason(error)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise LlmUnavailable(spec.model, f"vLLM did not start: {reason}") from error
+    limits = Limits(
+        config.model_config.max_model_len,
+        min(tokenizer.vocabulary_size, config.model_config.get_vocab_size()),
+        seeds=where == "gpu" or not config.scheduler_config.enable_chunked_prefill,
+    )
+    info = EngineInfo(
+        context_length=limits.context_length,
+        slots=config.scheduler_config.max_num_seqs,
+        fingerprint=f"hyperqwen-{vllm.__version__}-{revision(spec.source, checkpoint)[:8]}",
+        sampling_defaults=_sampling_defaults(checkpoint),
+    )
+    return Built(spec.model, Parts(llm, processes, folder), info, limits, tokenizer)
+
+
+def _warm_up(llm: AsyncLLM) -> None:
+    """Let vLLM import and look up here, in a thread, what it else would on the event loop, for the first job."""
+    guidance = llm.vllm_config.structured_outputs_config.backend == "guidance"
+    grammar = StructuredOutputsParams(grammar='start: "a"') if guidance else None
+    wanted = SamplingParams(max_tokens=1, structured_outputs=grammar)
+    llm.input_processor.process_inputs("warm-up", tokens_input([0]), wanted, supported_tasks=("generate",))
+
+
+def _log_to(folder: Path, config: VllmConfig) -> None:
+    """Let the engine's process log to a file, from which its last error can be told, unless the owner has it log."""
+    if config.logging_config.configure_logging:
+        return
+    settings = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+        "handlers": {"file": {"class": "logging.FileHandler", "filename": str(folder / "log"), "formatter": "plain"}},
+        "root": {"handlers": ["file"], "level": "WARNING"},
+        "loggers": {"vllm": {"level": "INFO"}},
+    }
+    path = folder / "logging.json"
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    config.logging_config = LoggingConfig(configure_logging=True, pylogging_config_file=str(path))
+    # What a process has configured it does not configure again: ours keeps its own handlers.
+    vllm.logger.__dict__["_last_configured_logging_config"] = config.logging_config
+
+
+def _reason(error: Exception) -> str:
+    """A validation error of pydantic's says in its second line what a reader wants to know."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 2 and "validation error" in lines[0]:
+        return lines[2] if lines[1].isidentifier() else lines[1]
+    return lines[0] if lines else type(error).__name__
+
+
+def _sampling_defaults(checkpoint: Path) -> dict[str, float]:
+    settings = read_json(checkpoint / "generation_config.json")
+    return {name: settings[name] for name in _DEFAULTS if isinstance(settings.get(name), int | float)}
+
+
+def _settle() -> None:
+    """What this process is to do differently for good, now that vLLM and torch are in it.
+
+    They are half a million objects that stay. The collector would look at them all, 0.3 s with every thread at a
+    halt, each time that it looks at old objects. At exit it must: some of their modules count theirs then.
+
+    Large blocks are to be mapped, as they are at first: the C library takes to the heap for larger and larger ones,
+    and there a model's tokenizer and tables leave holes, some megabytes with each swap.
+    """
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+_settle()
