@@ -15,7 +15,8 @@ import structlog
 from aiohttp import web
 
 from citadel.accounts.auth import NewKey
-from citadel.accounts.store import AsyncStore
+from citadel.accounts.journal import AsyncStore, utc_now
+from citadel.accounts.quota import Defaults, Ledger
 from citadel.config import Config, ConfigError
 from citadel.http import routes_chat, routes_health, routes_models
 from citadel.http.body import BodyReader
@@ -52,13 +53,15 @@ async def services(config: Config) -> AsyncGenerator[Services]:
     check_formats(config)
     store = await asyncio.to_thread(AsyncStore, config.server.data_dir)
     registry = Registry(config, adapter, learned=await store.learned_loads(), on_loaded=store.learn_load)
+    ledger = Ledger(Defaults(**config.limits.model_dump()), utc_now, store, await store.tally())
     try:
         await registry.start()
         yield Services(
             config=config,
             store=store,
             registry=registry,
-            pipeline=Pipeline(config, registry),
+            ledger=ledger,
+            pipeline=Pipeline(config, registry, ledger),
             gate=Gate(),
             bodies=BodyReader(config.server.max_body_bytes),
             started_at=int(time.time()),

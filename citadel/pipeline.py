@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from citadel.accounts.auth import Account
-from citadel.accounts.quota import OpenCalls
+from citadel.accounts.quota import Ledger, Reservation
 from citadel.aio import merge
 from citadel.config import Config, SamplingDefaults
 from citadel.engine import Engine, EngineInfo, Job, Piece, Sampling, Tokenizer
@@ -54,10 +54,10 @@ class Prompt:
 
 
 class Pipeline:
-    def __init__(self, config: Config, registry: Registry) -> None:
+    def __init__(self, config: Config, registry: Registry, ledger: Ledger) -> None:
         self._config = config
         self._registry = registry
-        self._open = OpenCalls(config.limits.open_calls, config.limits.open_per_member)
+        self._ledger = ledger
         self._formats: dict[str, Format] = {}
         self._warm = False
         """Whether the template renderer has been imported."""
@@ -66,18 +66,21 @@ class Pipeline:
         """Events of the answer. What is raised before the first event can still have a status of its own."""
         request, settings = call.request, self._config.models[call.request.model]
         self._check_choices(request)
-        max_parallel = settings.effective_max_parallel or self._config.limits.max_parallel
-        with self._open.enter(call.account.member, request.model, max_parallel):
+        limits = call.id, call.account, request.model, settings.effective_max_parallel
+        with self._ledger.reserve(*limits) as reservation:
             prepared = await self._registry.prepare(request.model)
             prompt = await self._prompt(request, prepared) if prepared is not None else None
+            reservation.prompt_ready = prompt is not None
             async with self._registry.call(request.model, call.account.member, request.n) as ticket:
                 async with aclosing(self._registry.wait(ticket, call.wait_s, self._config.server.comment_s)) as waiting:
                     async for status in waiting:
                         yield status
                 if prompt is None:  # the weights came only now, and the tokenizer with them
                     prompt = await self._prompt(request, await self._registry.prepare(request.model))
+                reservation.prompt_ready = reservation.model_ready = True
                 async with aclosing(self._generate(call, prompt, ticket.engine)) as answer:
                     async for event in answer:
+                        _charge(reservation, event)
                         yield event
 
     def _check_choices(self, request: ChatRequest) -> None:
@@ -184,6 +187,14 @@ async def _read(
             yield choice, reader.feed(piece), piece
             if reader.finished:
                 return
+
+
+def _charge(reservation: Reservation, event: CallEvent) -> None:
+    """What was made so far is paid for, however the call ends."""
+    if isinstance(event, (Delta, Done)):
+        reservation.answering = True
+        reservation.prompt_tokens = event.usage.prompt
+        reservation.completion_tokens = event.usage.completion
 
 
 def _usage(before: Usage, readers: list[Reader], piece: Piece) -> Usage:

@@ -27,8 +27,27 @@ _NOBODY: Final = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """A key's own limits; None is what `[limits]` of models.toml says. `models`: the only ones it may call."""
+
+    calls_per_minute: int | None = None
+    calls_per_day: int | None = None
+    daily_calls: int | None = None
+    models: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLimits:
+    """A member's own limits; None is what `[limits]` says. `max_parallel` is per model."""
+
+    daily_tokens: int | None = None
+    open_per_member: int | None = None
+    max_parallel: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRow:
-    """What the store has of a key; times are UTC."""
+    """What the store has of a key and its member; times are UTC."""
 
     id: str
     member: str
@@ -37,6 +56,8 @@ class KeyRow:
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    limits: KeyLimits = KeyLimits()
+    member_limits: MemberLimits = MemberLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +67,11 @@ class Account:
     member: str
     key_id: str
     scopes: frozenset[Scope]
+    limits: KeyLimits = KeyLimits()
+    member_limits: MemberLimits = MemberLimits()
+
+    def may_use(self, model: str) -> bool:
+        return self.limits.models is None or model in self.limits.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +108,7 @@ def verify(row: KeyRow | None, secret: str, now: datetime) -> Account:
         raise InvalidApiKey
     if row.expires_at is not None and row.expires_at <= now:
         raise InvalidApiKey
-    return Account(row.member, row.id, row.scopes)
+    return Account(row.member, row.id, row.scopes, row.limits, row.member_limits)
 
 
 def require(account: Account, scope: Scope) -> None:

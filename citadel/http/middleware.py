@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 
 from citadel import errors
 from citadel.errors import CitadelError, Internal, MethodNotAllowed, NotFound
+from citadel.http import ratelimit
 from citadel.http.services import ACCOUNT, REQUEST_ID, SERVICES
 
 log = structlog.get_logger("citadel.http")
@@ -105,6 +106,8 @@ async def preflight(request: web.Request, handler: Handler) -> web.StreamRespons
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     """On every response, streams included, just before its headers go."""
     response.headers["X-Request-Id"] = request.get(REQUEST_ID) or secrets.token_hex(16)
+    if (account := request.get(ACCOUNT)) is not None and request.method == hdrs.METH_POST:
+        response.headers.update(ratelimit.headers(request.app[SERVICES].ledger, account))
     origin, allowed = request.headers.get(hdrs.ORIGIN), request.app[SERVICES].config.server.cors_origins
     if origin is not None and ("*" in allowed or origin in allowed):
         response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*" if "*" in allowed else origin

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from citadel.accounts.auth import Account
 from citadel.config import Config
 from citadel.errors import BadHeader, BadRequest, ModelNotFound, UnsupportedMediaType
 from citadel.http import stream
@@ -55,7 +56,7 @@ async def _read_call(request: web.Request, services: Services) -> Call:
     raw = await services.bodies.read(request)
     large = len(raw) > _PARSED_INLINE_BYTES
     body = await asyncio.to_thread(wire.parse_json, raw) if large else wire.parse_json(raw)
-    name, model = _model(body, config)
+    name, model = _model(body, config, request[ACCOUNT])
     arguments = body, model, name
     chat = await asyncio.to_thread(wire.chat_request, *arguments) if large else wire.chat_request(*arguments)
     if wait_s is None:
@@ -73,16 +74,16 @@ def _asked_wait(headers: Mapping[str, str], maximum: float) -> float | None:
     return min(float(text), maximum)
 
 
-def _model(body: Mapping[str, Any], config: Config) -> tuple[str, str]:
-    """The name that the caller used, and the configured id that it means."""
+def _model(body: Mapping[str, Any], config: Config, account: Account) -> tuple[str, str]:
+    """The name that the caller used, and the configured id that it means. What a key may not use, it does not see."""
     name = body.get("model")
     if name is None:
-        return config.default_model, config.find(config.default_model) or config.default_model
+        name = config.default_model
     if not isinstance(name, str):
         raise BadRequest("model: it must be a string", param="model")
     model = config.find(name)
-    if model is None:
-        raise ModelNotFound(name, list(config.models))
+    if model is None or not account.may_use(model):
+        raise ModelNotFound(name, [each for each in config.models if account.may_use(each)])
     return name, model
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from citadel.errors import ModelNotFound
 from citadel.http.guard import Route
 from citadel.http.middleware import json_response
-from citadel.http.services import SERVICES, Services
+from citadel.http.services import ACCOUNT, SERVICES, Services
 from citadel.runtime.states import State
 
 _STATUS_VALUE: Final[dict[State, str]] = {
@@ -22,15 +22,16 @@ _STATUS_VALUE: Final[dict[State, str]] = {
 
 
 async def list_models(request: web.Request) -> web.Response:
-    services = request.app[SERVICES]
-    return json_response({"object": "list", "data": [_entry(services, id_, id_) for id_ in services.config.models]})
+    services, account = request.app[SERVICES], request[ACCOUNT]
+    usable = [id_ for id_ in services.config.models if account.may_use(id_)]
+    return json_response({"object": "list", "data": [_entry(services, id_, id_) for id_ in usable]})
 
 
 async def one_model(request: web.Request) -> web.Response:
-    services, name = request.app[SERVICES], request.match_info["id"]
+    services, account, name = request.app[SERVICES], request[ACCOUNT], request.match_info["id"]
     id_ = services.config.find(name)
-    if id_ is None:
-        raise ModelNotFound(name, list(services.config.models))
+    if id_ is None or not account.may_use(id_):
+        raise ModelNotFound(name, [each for each in services.config.models if account.may_use(each)])
     return json_response(_entry(services, id_, name))
 
 

@@ -8,7 +8,8 @@ from typing import Final
 from aiohttp import web
 
 from citadel.accounts.auth import Account
-from citadel.accounts.store import AsyncStore
+from citadel.accounts.journal import AsyncStore
+from citadel.accounts.quota import Ledger
 from citadel.config import Config
 from citadel.http.body import BodyReader
 from citadel.http.gate import Gate
@@ -23,6 +24,7 @@ class Services:
     config: Config
     store: AsyncStore
     registry: Registry
+    ledger: Ledger
     pipeline: Pipeline
     gate: Gate
     bodies: BodyReader
