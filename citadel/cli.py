@@ -1,22 +1,20 @@
-"""`python -m citadel`: serve (the default), and the owner's commands. Each command is a function below."""
+"""`python -m citadel`: the command line's words. What a command does is in `citadel/commands/`."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from citadel import config as configuration
-from citadel.config import Config, ConfigError
+from citadel.commands.common import USAGE_ERROR, config_of
+from citadel.config import ConfigError
 
-USAGE_ERROR: Final = 2
-_COMMANDS: Final = ("serve", "keys", "models")
+_COMMANDS: Final = ("serve", "keys", "members", "usage", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,42 +38,77 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, default=Path("models.toml"), help="the models to serve (%(default)s)")
     common.add_argument("--data-dir", type=Path, help="where keys and usage are kept")
+    as_json = argparse.ArgumentParser(add_help=False)
+    as_json.add_argument("--json", action="store_true", help="as JSON")
 
     serve = commands.add_parser("serve", parents=[common], help="serve the models of models.toml (the default command)")
     serve.add_argument("--host", help="the address to listen on (127.0.0.1)")
     serve.add_argument("--port", type=int, help="the port to listen on (8040)")
     serve.set_defaults(command=_serve)
 
-    keys = commands.add_parser("keys", help="make, list and revoke API keys").add_subparsers(required=True)
-    create = keys.add_parser("create", parents=[common], help="make a key; its text is the last line printed")
-    create.add_argument("--member", required=True, help="whose key it is")
-    create.add_argument("--scope", action="append", required=True, choices=["llm", "gpu", "admin"])
-    create.add_argument("--expires-days", type=float, metavar="DAYS", help="the key ends after so many days")
-    create.set_defaults(command=_keys_create)
-    listed = keys.add_parser("list", parents=[common], help="list all keys, without their secrets")
-    listed.add_argument("--json", action="store_true", help="as JSON")
-    listed.set_defaults(command=_keys_list)
-    revoke = keys.add_parser("revoke", parents=[common], help="end a key, from its next call on")
-    revoke.add_argument("id", help="the key's id: the part between hlk_ and the next underscore")
-    revoke.set_defaults(command=_keys_revoke)
+    keys = commands.add_parser("keys", help="make, list, rotate and revoke API keys").add_subparsers(required=True)
+    _key_commands(keys, common, as_json)
+    members = commands.add_parser("members", help="list members and set their limits").add_subparsers(required=True)
+    _member_commands(members, common, as_json)
+
+    usage = commands.add_parser("usage", parents=[common, as_json], help="calls and tokens by day, key and model")
+    usage.add_argument("--member", help="of this member only")
+    usage.add_argument("--days", type=_positive, default=1, help="the last so many UTC days (%(default)s)")
+    usage.set_defaults(command=_later("accounts", "show_usage"))
 
     models = commands.add_parser("models", help="look after the models' weights").add_subparsers(required=True)
     pull = models.add_parser("pull", parents=[common], help="fetch and prepare weights that are not on this disk")
     pull.add_argument("model", nargs="*", help="ids of models.toml; all of them when none is given")
-    pull.set_defaults(command=_models_pull)
+    pull.set_defaults(command=_later("models", "pull"))
     return top
 
 
-def _config(options: argparse.Namespace) -> Config:
-    given = {"host": getattr(options, "host", None), "port": getattr(options, "port", None)}
-    given["data_dir"] = options.data_dir
-    overrides = {name: value for name, value in given.items() if value is not None}
-    return configuration.load(options.config, server_overrides=overrides)
+def _key_commands(keys: Any, common: argparse.ArgumentParser, as_json: argparse.ArgumentParser) -> None:
+    create = keys.add_parser("create", parents=[common], help="make a key; its text is the last line printed")
+    create.add_argument("--member", required=True, help="whose key it is")
+    create.add_argument("--scope", action="append", required=True, choices=["llm", "gpu", "admin"])
+    create.add_argument("--expires-days", type=float, metavar="DAYS", help="the key ends after so many days")
+    create.add_argument("--model", action="append", help="a model that it may use; all when none is given")
+    create.add_argument("--calls-per-minute", type=_positive, metavar="N", help="calls in any 60 seconds")
+    create.add_argument("--calls-per-day", type=_positive, metavar="N", help="calls in any 24 hours")
+    create.add_argument("--daily-calls", type=_positive, metavar="N", help="calls from midnight to midnight UTC")
+    create.set_defaults(command=_later("accounts", "create_key"))
+    listed = keys.add_parser("list", parents=[common, as_json], help="list all keys, without their secrets")
+    listed.set_defaults(command=_later("accounts", "list_keys"))
+    rotate = keys.add_parser("rotate", parents=[common], help="make a key's successor; both work for a while")
+    rotate.add_argument("id", help="the key's id: the part between hlk_ and the next underscore")
+    rotate.add_argument("--overlap-hours", type=float, default=24.0, help="how long the old one works (%(default)s)")
+    rotate.set_defaults(command=_later("accounts", "rotate_key"))
+    revoke = keys.add_parser("revoke", parents=[common], help="end a key, from its next call on")
+    revoke.add_argument("id", help="the key's id")
+    revoke.set_defaults(command=_later("accounts", "revoke_key"))
 
 
-def _data_dir(options: argparse.Namespace) -> Path:
-    """For commands that need no models: the flag alone is enough, without a models.toml."""
-    return options.data_dir or _config(options).server.data_dir
+def _member_commands(members: Any, common: argparse.ArgumentParser, as_json: argparse.ArgumentParser) -> None:
+    listed = members.add_parser("list", parents=[common, as_json], help="list members and their own limits")
+    listed.set_defaults(command=_later("accounts", "list_members"))
+    change = members.add_parser("set", parents=[common, as_json], help="set a member's limits; 0 takes one away")
+    change.add_argument("member")
+    change.add_argument("--daily-tokens", type=int, metavar="N", help="tokens from midnight to midnight UTC")
+    change.add_argument("--open-per-member", type=int, metavar="N", help="calls open at once")
+    change.add_argument("--max-parallel", type=int, metavar="N", help="calls at once per model")
+    change.set_defaults(command=_later("accounts", "set_member"))
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+    """A command that is imported when it runs: each starts fast, without what the others need."""
+
+    def run(options: argparse.Namespace) -> int:
+        return getattr(import_module(f"citadel.commands.{module}"), function)(options)
+
+    return run
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -85,7 +118,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     from citadel import app, logs  # noqa: PLC0415
 
-    config = _config(options)
+    config = config_of(options)
     logs.configure()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -94,85 +127,3 @@ def _serve(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
-
-
-def _keys_create(options: argparse.Namespace) -> int:
-    from citadel.accounts.store import Store  # noqa: PLC0415
-
-    expires = None
-    if options.expires_days is not None:
-        expires = datetime.now(UTC) + timedelta(days=options.expires_days)
-    store = Store(_data_dir(options))
-    key = store.create_key(options.member, frozenset(options.scope), expires)
-    store.close()
-    print(f"A key for {options.member} (scopes {', '.join(sorted(set(options.scope)))}); it is not shown again:")
-    print(key.text)
-    return 0
-
-
-def _keys_list(options: argparse.Namespace) -> int:
-    from citadel.accounts.store import Store  # noqa: PLC0415
-
-    store = Store(_data_dir(options))
-    rows = store.list_keys()
-    store.close()
-    listed: list[dict[str, Any]] = [
-        {
-            "id": row.id,
-            "member": row.member,
-            "scopes": sorted(row.scopes),
-            "created_at": row.created_at.isoformat(),
-            "expires_at": row.expires_at.isoformat() if row.expires_at else None,
-            "revoked_at": row.revoked_at.isoformat() if row.revoked_at else None,
-        }
-        for row in rows
-    ]
-    if options.json:
-        print(json.dumps(listed, indent=2))
-        return 0
-    for key in listed:
-        state = f"revoked {key['revoked_at']}" if key["revoked_at"] else "live"
-        print(f"{key['id']}  {key['member']:<16} {','.join(key['scopes']):<14} made {key['created_at']}  {state}")
-    return 0
-
-
-def _keys_revoke(options: argparse.Namespace) -> int:
-    from citadel.accounts.store import Store  # noqa: PLC0415
-
-    store = Store(_data_dir(options))
-    revoked = store.revoke_key(options.id)
-    store.close()
-    if not revoked:
-        print(f"there is no live key {options.id!r}", file=sys.stderr)
-        return 1
-    print(f"revoked {options.id}")
-    return 0
-
-
-def _models_pull(options: argparse.Namespace) -> int:
-    from citadel.runtime import sources  # noqa: PLC0415
-    from citadel.runtime.installed import engine_spec  # noqa: PLC0415
-    from engines import adapter  # noqa: PLC0415
-
-    config = _config(options)
-    wanted = options.model or list(config.models)
-    if unknown := [name for name in wanted if name not in config.models]:
-        print(f"there is no model {unknown[0]!r}; there are {', '.join(config.models)}", file=sys.stderr)
-        return USAGE_ERROR
-    failed = False
-    for name in wanted:
-        settings = config.models[name]
-        try:
-            try:
-                source = sources.locate(name, settings.source, config.folder)
-            except sources.SourceMissing as missing:
-                if not missing.fetchable:
-                    raise
-                source = sources.fetch(settings.source)
-            adapter(settings.engine).open_tokenizer(engine_spec(name, config, source))
-        except sources.SourceMissing as missing:
-            print(f"{name}: {missing}", file=sys.stderr)
-            failed = True
-        else:
-            print(f"{name}: ready, {source}")
-    return int(failed)

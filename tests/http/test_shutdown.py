@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -140,6 +141,14 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(tmp_path: Path) 
     assert id_ in listed
     assert "ann" in listed
     assert key.split("_")[2] not in listed
-    assert "live" in listed
     citadel("keys", "revoke", id_)
-    assert "revoked" in citadel("keys", "list")
+    (row,) = json.loads(citadel("keys", "list", "--json"))
+    assert (row["id"], row["member"], row["scopes"]) == (id_, "ann", ["gpu", "llm"])
+    assert row["revoked_at"] is not None
+    limited = citadel("keys", "create", "--member", "bob", "--scope", "llm", "--daily-calls", "3", "--model", "m")
+    successor = citadel("keys", "rotate", limited.splitlines()[-1].split("_")[1]).splitlines()[-1]
+    rows = {row["id"]: row for row in json.loads(citadel("keys", "list", "--json"))}
+    assert (rows[successor.split("_")[1]]["daily_calls"], rows[successor.split("_")[1]]["models"]) == (3, ["m"])
+    (bob,) = json.loads(citadel("members", "set", "bob", "--daily-tokens", "100", "--json"))
+    assert bob == {"member": "bob", "daily_tokens": 100, "open_per_member": None, "max_parallel": None}
+    assert json.loads(citadel("usage", "--json")) == []
