@@ -10,7 +10,7 @@ from tests.text import replay
 from tests.text.harness import Case, check_stream, events_of, fold
 from tests.text.tables import CASES
 
-TWINS = {"deepseek_v4", "deepseek_v32", "deepseek_v31", "functiongemma", "phi4_mini"}
+TWINS = {"deepseek_v4", "deepseek_v32", "deepseek_v31", "functiongemma", "phi4_mini", "granite", "minimax_m2"}
 """Formats that differ from another one only in their markers: fewer random cuts here, all of them under `all`."""
 
 PARAMS = [pytest.param(fmt, case, id=f"{fmt}-{case.name}") for fmt, cases in CASES.items() for case in cases]

@@ -87,7 +87,7 @@ REAL = {
 
 OURS = {
     # Written by us after the notation of these families, whose templates are not in that package.
-    "deepseek_v41": "<｜DSML｜ calls>{{ '<｜DSML｜ invoke name=\"' + call.name + '\">' }}</｜DSML｜ invoke></｜DSML｜ calls>",
+    "deepseek_v41": '<｜DSML｜ calls><｜DSML｜ invoke name="{{ call.name }}"></｜DSML｜ invoke></｜DSML｜ calls>',
     "functiongemma": "<start_function_declaration>{{ tool }}<end_function_declaration>{% if call %}"
     "<start_function_call>call:{{ call.name }}{{ '{' }}{{ '}' }}<end_function_call>{% endif %}",
     "phi4_mini": "<|system|>{{ system }}<|tool|>{{ tools | tojson }}<|/tool|><|end|><|user|>{{ user }}<|end|>",
