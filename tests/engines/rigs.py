@@ -6,9 +6,9 @@ import importlib.util
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,8 @@ async def _died(engine: Engine) -> None:
             await all_of(engine, Job(f"probe-{number}", [1, 2, 3], Sampling(max_tokens=1)))
 
 
+LLAMA = Rig("llama", llama_spec, prompt=chatml, kill=kill_llama, marks=(pytest.mark.real, has_smollm2))
+
 RIGS = [
     Rig(
         "replay",
@@ -145,11 +147,21 @@ RIGS = [
         },
     ),
     Rig("hyperqwen", hyperqwen_spec, prompt=chatml, kill=kill_hyperqwen, marks=(pytest.mark.real, has_vllm)),
-    Rig("llama", llama_spec, prompt=chatml, kill=kill_llama, marks=(pytest.mark.real, has_smollm2)),
+    LLAMA,
 ]
 
 
 # What the tests do with an engine.
+
+
+@asynccontextmanager
+async def loaded(rig: Rig, spec: EngineSpec, **options: object) -> AsyncIterator[Engine]:
+    changed = replace(spec, options={**spec.options, **options})
+    engine = await rig.adapter.load(changed, lambda _fraction: None)
+    try:
+        yield engine
+    finally:
+        await engine.close()
 
 
 async def all_of(engine: Engine, job: Job) -> list[Piece]:
@@ -163,12 +175,28 @@ async def stream(engine: Engine, job: Job) -> AsyncIterator[Piece]:
             yield piece
 
 
-def text_of(pieces: list[Piece]) -> str:
+def text_of(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def tokens_of(pieces: list[Piece]) -> list[int]:
+def tokens_of(pieces: Sequence[Piece]) -> list[int]:
     return [token for piece in pieces for token in piece.token_ids]
+
+
+TIE = 0.6
+"""Two tokens whose log probabilities are closer may change places when a batch is put together differently."""
+
+
+def assert_same_up_to_ties(alone: Sequence[Piece], other: Sequence[Piece]) -> None:
+    """`alone` has logprobs: where the outputs part, the other token was as good as the one taken."""
+    entries = [entry for piece in alone for entry in piece.logprobs]
+    for entry, token in zip(entries, tokens_of(other), strict=False):
+        if entry.token_id != token:
+            near = {each.token_id: each.logprob for each in entry.top}
+            assert token in near, f"{token} instead of {entry}"
+            assert entry.logprob - near[token] < TIE
+            return
+    assert len(tokens_of(alone)) == len(tokens_of(other))
 
 
 class Jobs:

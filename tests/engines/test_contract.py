@@ -4,58 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-import pytest_asyncio
-from rigs import ANSWERS, CONTEXT_LENGTH, RIGS, SLOTS, Jobs, Rig, all_of, stream, text_of, tokens_of
+from rigs import ANSWERS, CONTEXT_LENGTH, SLOTS, Jobs, Rig, all_of, loaded, stream, text_of, tokens_of
 
 from citadel.engine import Engine, EngineSpec, Piece, Sampling, Tokenizer
 from citadel.errors import BadRequest, CitadelError, ContextLengthExceeded, EngineRestarted, LlmUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest.fixture(scope="module", params=[pytest.param(rig, id=rig.name, marks=rig.marks) for rig in RIGS])
-def rig(request: pytest.FixtureRequest) -> Rig:
-    assert request.param.adapter, "imported here, where it holds up no event loop"
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def spec(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
-    return rig.spec(tmp_path_factory.mktemp(rig.name))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(rig: Rig, spec: EngineSpec) -> Tokenizer:
-    return rig.adapter.open_tokenizer(spec)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(rig: Rig, spec: EngineSpec) -> AsyncIterator[Engine]:
-    """One load for all tests that leave the engine alive."""
-    async with loaded(rig, spec) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def jobs(rig: Rig, tokenizer: Tokenizer) -> Jobs:
-    return Jobs(rig, tokenizer)
-
-
-@asynccontextmanager
-async def loaded(rig: Rig, spec: EngineSpec) -> AsyncIterator[Engine]:
-    engine = await rig.adapter.load(spec, lambda _fraction: None)
-    try:
-        yield engine
-    finally:
-        await engine.close()
 
 
 def left_behind() -> tuple[set[str], set[int]]:
