@@ -24,11 +24,15 @@ IdStyle = Literal["hex", "alnum9"]
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Markers around reasoning. `anywhere`: they are special tokens, so reasoning may begin after content too."""
+    """Markers around reasoning. `anywhere`: they are special tokens, so reasoning may begin after content too.
+
+    `answer` are markers that the family puts around what follows.
+    """
 
     open: str
     close: str
     anywhere: bool = False
+    answer: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,7 @@ _ALL: Final = (
     Format("harmony", (Thinking("<|channel|>analysis<|message|>", "<|end|>", anywhere=True),), channels=True),
     Format(
         "gemma4",
-        (Thinking("<|channel>thought\n", "<channel|>", anywhere=True),),
+        (Thinking("<|channel>thought", "<channel|>", anywhere=True),),
         (
             Frame(
                 open="<|tool_call>",
@@ -270,7 +274,7 @@ _ALL: Final = (
     ),
     Format(
         "granite",
-        _THINK,
+        (Thinking("<think>", "</think>", answer=("<response>", "</response>")),),
         (
             Frame(open="<|tool_call|>", objects=True, listed=True),
             Frame(open="<tool_call>", close="</tool_call>", objects=True, listed=True),

@@ -45,6 +45,7 @@ class Machine:
         self._bare = {frame.bare: frame for frame in frames if frame.bare}
         thinking = () if fmt.channels else fmt.thinking
         self._opens = {one.open: one.anywhere for one in thinking}
+        self._answer = [marker for one in thinking for marker in one.answer]
         self._closes = tuple(one.close for one in thinking)
         self._owed: list[str] = []
         self._searches: dict[tuple[bool, bool], Search] = {}
@@ -140,6 +141,7 @@ class Machine:
         start = speech.gap is Gap.START
         if marker in self._closes and (speech.reasoning or start):
             speech.close_reasoning()
+            self._owe(self._answer)
             return True
         if marker in self._opens and speech.reasoning:
             # Where the prompt has opened reasoning, some models open it again.

@@ -264,6 +264,12 @@ MISTRAL = (
 )
 
 LISTS = (
+    Case(
+        "the answer in markers",
+        "<think>so</think><response>yes</response>",
+        Answer(reasoning="so", content="yes"),
+    ),
+    Case("an answer's marker without reasoning", "<response>yes", Answer(content="<response>yes")),
     Case("a space after the marker", '<|tool_call|> [{"name": "ping", "arguments": {}}]', Answer(calls=(PING,))),
     Case(
         "text after the list",
