@@ -15,6 +15,7 @@ class Gate:
         self.offline = False
         self._calls: set[Cuttable] = set()
         self._left = asyncio.Event()
+        self._drain: asyncio.Task[None] | None = None
 
     def check(self) -> None:
         if self.offline:
@@ -32,6 +33,19 @@ class Gate:
         finally:
             self._calls.discard(cuttable)
             self._left.set()
+
+    def begin_drain(self, seconds: float) -> None:
+        """A drain that nobody waits for; `open` ends it."""
+        self.offline = True
+        if self._drain is None or self._drain.done():
+            self._drain = asyncio.create_task(self.drain(seconds), name="drain")
+
+    def open(self) -> None:
+        """Take calls again."""
+        self.offline = False
+        if self._drain is not None:
+            self._drain.cancel()
+            self._drain = None
 
     async def drain(self, seconds: float) -> None:
         """Take no more calls; give the running ones `seconds`, then end them. Returns when none is left."""

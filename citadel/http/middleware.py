@@ -106,7 +106,7 @@ async def preflight(request: web.Request, handler: Handler) -> web.StreamRespons
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     """On every response, streams included, just before its headers go."""
     response.headers["X-Request-Id"] = request.get(REQUEST_ID) or secrets.token_hex(16)
-    if (account := request.get(ACCOUNT)) is not None and request.method == hdrs.METH_POST:
+    if (account := request.get(ACCOUNT)) is not None and speaks_openai(request.path) and request.method == "POST":
         response.headers.update(ratelimit.headers(request.app[SERVICES].ledger, account))
     origin, allowed = request.headers.get(hdrs.ORIGIN), request.app[SERVICES].config.server.cors_origins
     if origin is not None and ("*" in allowed or origin in allowed):

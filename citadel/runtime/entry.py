@@ -34,7 +34,7 @@ class Entry:
 
     `waiting` calls are not in the slots yet, in the order they came. A queued load that nobody waits for is kept
     until `held_until` (monotonic). `backoff_s` is how long the last failed start closed the door. `info` is of the
-    last load.
+    last load. `dismissed`: to be unloaded as soon as it is idle.
     """
 
     id: str
@@ -46,7 +46,12 @@ class Entry:
     waiting: dict[Ticket, None] = field(default_factory=dict[Ticket, None])
     held_until: float = -math.inf
     backoff_s: float = 0.0
+    dismissed: bool = False
+    pinned: bool = field(init=False)
     info: EngineInfo | None = None
+
+    def __post_init__(self) -> None:
+        self.pinned = self.settings.pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class ModelStatus:
     reason: str | None = None
     running: int = 0
     waiting: int = 0
+    pinned: bool = False
+    draining: bool = False
 
 
 def status_of(entry: Entry, now: float) -> ModelStatus:
@@ -73,13 +80,14 @@ def status_of(entry: Entry, now: float) -> ModelStatus:
         context_length=entry.info.context_length if entry.info else entry.settings.context_length,
         cold_start_s=max(1, math.ceil(entry.expected_load_s)),
         waiting=len(entry.waiting),
+        pinned=entry.pinned,
     )
     match phase:
         case Starting():
             return replace(status, progress=phase.progress, remaining_s=remaining_load_s(phase, now))
         case Loaded():
             waiting = status.waiting + len(phase.slots.waiting)
-            return replace(status, running=len(phase.slots.running), waiting=waiting)
+            return replace(status, running=len(phase.slots.running), waiting=waiting, draining=phase.draining)
         case Unavailable():
             return replace(status, reason=phase.reason)
         case _:
@@ -101,7 +109,8 @@ def resident_of(entry: Entry) -> Resident | None:
         need=entry.prepared.need,
         busy=not phase.slots.idle,
         draining=phase.draining,
-        pinned=entry.settings.pin,
+        dismissed=entry.dismissed,
+        pinned=entry.pinned,
         last_used=phase.last_used,
         expires_at=None if ttl is None else phase.last_used + ttl,
     )

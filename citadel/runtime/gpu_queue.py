@@ -3,11 +3,12 @@
 One queue orders the loads. The decision, in order:
  1. A wanted model that is loaded and not draining is admitted: its calls go to its slots.
  2. While a load or an unload is under way, nothing else begins: memory can only be measured at rest.
- 3. With nothing wanted, draining models take calls again, and idle ones past their time to live are unloaded.
- 4. The first of the queue whose need is known is loaded if it fits into what is free.
- 5. Else room is made: idle models go first, least recently used first, then busy ones, which are drained and never
+ 3. A dismissed model that is idle is unloaded.
+ 4. With nothing wanted, draining models take calls again, and idle ones past their time to live are unloaded.
+ 5. The first of the queue whose need is known is loaded if it fits into what is free.
+ 6. Else room is made: idle models go first, least recently used first, then busy ones, which are drained and never
     cut off. Nothing idle is unloaded before the busy ones have drained, so it can answer until then.
- 6. If all of that would not be enough, it is refused with both numbers.
+ 7. If all of that would not be enough, it is refused with both numbers.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A loaded model. `expires_at` is when its idle time to live ends; times on the monotonic clock."""
+    """A loaded model. `expires_at` is when its idle time to live ends; times on the monotonic clock.
+
+    `dismissed`: somebody asked for its unloading.
+    """
 
     model: str
     need: Need
     busy: bool
     draining: bool
+    dismissed: bool
     pinned: bool
     last_used: float
     expires_at: float | None
@@ -89,10 +94,13 @@ def decide(view: View) -> list[Effect]:
     effects: list[Effect] = [Admit(model) for model in usable]
     if view.working:
         return effects
+    dismissed = next((resident for resident in view.residents if resident.dismissed and not resident.busy), None)
+    if dismissed is not None:
+        return [*effects, Unload(dismissed.model)]
     pending = [wanted for wanted in view.queue if wanted.model not in usable]
     head = next((wanted for wanted in pending if wanted.need is not None and wanted.model not in here), None)
     if head is None or head.need is None:
-        effects += [Drain(resident.model, on=False) for resident in view.residents if resident.draining]
+        effects += _drains(set(), view.residents)
         effects += [Unload(resident.model) for resident in view.residents if _expired(resident, view.now)][:1]
         return effects
     victims = _victims(head.need, view)
@@ -103,16 +111,18 @@ def decide(view: View) -> list[Effect]:
 
 def _make_room(model: str, victims: list[Resident], residents: Sequence[Resident]) -> list[Effect]:
     busy = {victim.model for victim in victims if victim.busy}
-    effects: list[Effect] = [
-        Drain(resident.model, on=resident.model in busy)
-        for resident in residents
-        if resident.draining != (resident.model in busy)
-    ]
+    effects = _drains(busy, residents)
     if not victims:
         effects.append(Load(model))
     elif not busy:
         effects.append(Unload(victims[0].model))
     return effects
+
+
+def _drains(busy: set[str], residents: Sequence[Resident]) -> list[Effect]:
+    """What changes so that exactly those models drain, and the dismissed ones."""
+    wanted = {resident.model: resident.model in busy or resident.dismissed for resident in residents}
+    return [Drain(each.model, on=wanted[each.model]) for each in residents if each.draining != wanted[each.model]]
 
 
 def _expired(resident: Resident, now: float) -> bool:

@@ -25,12 +25,11 @@ from citadel.errors import (
     EngineRestarted,
     InsufficientMemory,
     LlmUnavailable,
-    ModelLoading,
     Queued,
 )
 from citadel.messages import Waiting
-from citadel.runtime import gpu_queue, installed, memory, sources
-from citadel.runtime.entry import Entry, ModelStatus, Ticket, remaining_load_s, resident_of, status_of
+from citadel.runtime import gpu_queue, installed, memory, sources, waiting
+from citadel.runtime.entry import Entry, ModelStatus, Ticket, resident_of, status_of
 from citadel.runtime.installed import AdapterOf, Prepared
 from citadel.runtime.slots import Slots
 from citadel.runtime.states import Loaded, Phase, Starting, Stopped, Unavailable, Unloading, check_move
@@ -138,13 +137,36 @@ class Registry:
         deadline = loop.time() + budget_s
         while not ticket.granted.done():
             remaining = deadline - loop.time()
-            status = self._waits_for(ticket)
+            status = waiting.waits_for(ticket, entry, self._queue, len(self._operations))
             if status.kind != "slot" and remaining <= 0:
                 raise self._out_of_patience(entry)
             yield status
             pause = every_s if status.kind == "slot" else min(every_s, remaining)
             await asyncio.wait({ticket.granted}, timeout=pause)
         ticket.granted.result()
+
+    # -- for the owner
+
+    def load(self, model: str) -> None:
+        """Queue a load that is kept though nobody waits for it; without effect on a loaded model."""
+        entry = self._models[model]
+        self._refuse_in_backoff(entry)
+        if not isinstance(entry.phase, Loaded):
+            entry.held_until = math.inf
+            self._want(entry)
+
+    def unload(self, model: str) -> None:
+        """Unload as soon as its calls have ended; calls that come meanwhile load it again. A queued load is dropped."""
+        entry = self._models[model]
+        entry.held_until = -math.inf
+        if isinstance(entry.phase, Loaded):
+            entry.dismissed = entry.phase.draining = True
+        self._wake.set()
+
+    def pin(self, model: str, *, pinned: bool) -> None:
+        """A pinned model is not unloaded to make room. It holds until the server ends."""
+        self._models[model].pinned = pinned
+        self._wake.set()
 
     # -- for those who look
 
@@ -195,36 +217,13 @@ class Registry:
         if isinstance(entry.phase, Unavailable) and time.monotonic() < entry.phase.retry_at:
             raise LlmUnavailable(entry.id, entry.phase.reason)
 
-    def _waits_for(self, ticket: Ticket) -> Waiting:
-        entry = self._models[ticket.model]
-        match entry.phase:
-            case Loaded() if ticket not in entry.waiting:
-                return Waiting("slot", entry.id)
-            case Starting():
-                return Waiting("loading", entry.id)
-            case _:
-                return Waiting("queued", entry.id, self._ahead(entry))
-
-    def _ahead(self, entry: Entry) -> int:
-        return (self._queue.index(entry) if entry in self._queue else 0) + len(self._operations)
-
     def _out_of_patience(self, entry: Entry) -> CitadelError:
         now = time.monotonic()
-        if isinstance(entry.phase, Starting):
-            return ModelLoading(entry.id, remaining_load_s(entry.phase, now))
-        ahead = self._queue[: self._queue.index(entry)] if entry in self._queue else []
-        retry = max(1, math.ceil(sum(each.expected_load_s for each in [*ahead, entry])))
-        entry.held_until = max(entry.held_until, now + retry + KEEP_PLACE_S)
-        return Queued(entry.id, self._ahead(entry), retry, f"waiting for the GPU: {self._occupied_by()}")
-
-    def _occupied_by(self) -> str:
-        for entry in self._models.values():
-            if isinstance(entry.phase, Starting):
-                return f"{entry.id} is loading"
-            if isinstance(entry.phase, Unloading):
-                return f"{entry.id} is being unloaded"
-        draining = [e.id for e in self._models.values() if isinstance(e.phase, Loaded) and e.phase.draining]
-        return f"{', '.join(draining)} finishes its requests" if draining else "the load has not begun"
+        error = waiting.out_of_patience(entry, self._models.values(), self._queue, len(self._operations), now)
+        if isinstance(error, Queued):
+            keep = error.fields["retry_after_s"] + KEEP_PLACE_S
+            entry.held_until = max(entry.held_until, now + keep)
+        return error
 
     # -- the worker
 
@@ -382,6 +381,7 @@ class Registry:
     def _unload(self, entry: Entry) -> None:
         assert isinstance(entry.phase, Loaded)
         engine = entry.phase.engine
+        entry.dismissed = False
         self._move(entry, Unloading(engine))
         self._begin(self._close_engine(entry, engine), f"unload {entry.id}")
 

@@ -15,7 +15,14 @@ def wanted(model: str, ram: int | None = 1) -> Wanted:
 
 
 def resident(model: str, **fields: Any) -> Resident:
-    defaults = {"busy": False, "draining": False, "pinned": False, "last_used": 0.0, "expires_at": None}
+    defaults = {
+        "busy": False,
+        "draining": False,
+        "dismissed": False,
+        "pinned": False,
+        "last_used": 0.0,
+        "expires_at": None,
+    }
     return Resident(model, Need(ram=GB), **{**defaults, **fields})
 
 
@@ -91,3 +98,9 @@ def test_an_idle_model_past_its_time_to_live_is_unloaded() -> None:
         resident("c", busy=True, expires_at=1.0),
     )
     assert decide(view(residents=residents)) == [Unload("a")]
+
+
+def test_a_dismissed_model_is_unloaded_once_idle_and_drains_until_then() -> None:
+    assert decide(view(residents=(resident("a", dismissed=True),))) == [Unload("a")]
+    assert decide(view(residents=(resident("a", dismissed=True, busy=True, draining=True),))) == []
+    assert decide(view(residents=(resident("a", dismissed=True, busy=True),))) == [Drain("a", on=True)]
