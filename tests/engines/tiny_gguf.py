@@ -1,0 +1,97 @@
+"""Tiny models with random weights and SmolLM2's vocabulary: architectures whose memory works in other ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rigs import SMOLLM2
+
+_WIDTH, _LAYERS, _FORWARD, _HEAD = 64, 4, 128, 16
+_VOCABULARY_KEYS = {
+    "tokenizer.ggml.model": "add_tokenizer_model",
+    "tokenizer.ggml.pre": "add_tokenizer_pre",
+    "tokenizer.ggml.tokens": "add_token_list",
+    "tokenizer.ggml.token_type": "add_token_types",
+    "tokenizer.ggml.merges": "add_token_merges",
+    "tokenizer.ggml.bos_token_id": "add_bos_token_id",
+    "tokenizer.ggml.eos_token_id": "add_eos_token_id",
+}
+
+
+def write_model(path: Path, architecture: str) -> None:
+    import gguf  # noqa: PLC0415 - the tests skip where it is not installed
+
+    writer: Any = gguf.GGUFWriter(path, architecture)
+    fields = gguf.GGUFReader(SMOLLM2).fields
+    for key, method in _VOCABULARY_KEYS.items():
+        getattr(writer, method)(fields[key].contents())
+    writer.add_context_length(4096)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_block_count(_LAYERS)
+    writer.add_feed_forward_length(_FORWARD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    random = np.random.default_rng(0)
+
+    def tensor(name: str, *shape: int) -> None:
+        writer.add_tensor(f"{name}.weight", (random.standard_normal(shape) * 0.2).astype(np.float32))
+
+    def ones(name: str, size: int = _WIDTH) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+
+    tensor("token_embd", len(fields["tokenizer.ggml.tokens"].data), _WIDTH)
+    ones("output_norm")
+    {"gemma3": _sliding_window, "mamba": _recurrent}[architecture](writer, tensor, ones, random)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _sliding_window(writer: Any, tensor: Any, ones: Any, _random: np.random.Generator) -> None:
+    """Most layers see only the last 32 tokens."""
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(_HEAD)
+    writer.add_value_length(_HEAD)
+    writer.add_sliding_window(32)
+    writer.add_rope_freq_base(10000.0)
+    for layer in range(_LAYERS):
+        block = f"blk.{layer}."
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            ones(block + name)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            ones(block + name, _HEAD)
+        tensor(f"{block}attn_q", 4 * _HEAD, _WIDTH)
+        tensor(f"{block}attn_k", 2 * _HEAD, _WIDTH)
+        tensor(f"{block}attn_v", 2 * _HEAD, _WIDTH)
+        tensor(f"{block}attn_output", _WIDTH, 4 * _HEAD)
+        tensor(f"{block}ffn_gate", _FORWARD, _WIDTH)
+        tensor(f"{block}ffn_up", _FORWARD, _WIDTH)
+        tensor(f"{block}ffn_down", _WIDTH, _FORWARD)
+
+
+def _recurrent(writer: Any, tensor: Any, ones: Any, random: np.random.Generator) -> None:
+    """A state that every token changes, and that can't be cut back."""
+    inner, state, kernel, rank = 2 * _WIDTH, 16, 4, 4
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(rank)
+
+    def plain(name: str, *shape: int) -> None:
+        writer.add_tensor(name, -np.abs(random.standard_normal(shape) * 0.2).astype(np.float32))
+
+    for layer in range(_LAYERS):
+        block = f"blk.{layer}."
+        ones(f"{block}attn_norm")
+        tensor(f"{block}ssm_in", 2 * inner, _WIDTH)
+        tensor(f"{block}ssm_conv1d", inner, kernel)
+        plain(f"{block}ssm_conv1d.bias", inner)
+        tensor(f"{block}ssm_x", rank + 2 * state, inner)
+        tensor(f"{block}ssm_dt", inner, rank)
+        plain(f"{block}ssm_dt.bias", inner)
+        plain(f"{block}ssm_a", inner, state)
+        plain(f"{block}ssm_d", inner)
+        tensor(f"{block}ssm_out", _WIDTH, inner)
