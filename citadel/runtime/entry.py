@@ -32,9 +32,9 @@ class Ticket:
 class Entry:
     """One configured model.
 
-    `waiting` calls are not in the slots yet, in the order they came. A queued load that nobody waits for is kept
-    until `held_until` (monotonic). `backoff_s` is how long the last failed start closed the door. `info` is of the
-    last load. `dismissed`: to be unloaded as soon as it is idle.
+    `waiting` calls are not in the slots yet, in the order they came. The model stands in the queue since `asked_at`,
+    and is kept there until `held_until` though nobody waits (both monotonic). `backoff_s` is how long the last failed
+    start closed the door. `info` is of the last load. `dismissed`: to be unloaded as soon as it is idle.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Entry:
     prepared: Prepared | None = None
     preparing: asyncio.Task[Prepared] | None = None
     waiting: dict[Ticket, None] = field(default_factory=dict[Ticket, None])
+    asked_at: float = 0.0
     held_until: float = -math.inf
     backoff_s: float = 0.0
     dismissed: bool = False
@@ -111,6 +112,7 @@ def resident_of(entry: Entry) -> Resident | None:
         draining=phase.draining,
         dismissed=entry.dismissed,
         pinned=entry.pinned,
+        since=phase.since,
         last_used=phase.last_used,
         expires_at=None if ttl is None else phase.last_used + ttl,
     )

@@ -43,6 +43,11 @@ def measured_gpu() -> int:
     return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in _devices())
 
 
+def has_gpu() -> bool:
+    """Whether this box has a device that NVML knows."""
+    return bool(_devices())
+
+
 @cache
 def _devices() -> tuple[object, ...]:
     try:

@@ -18,19 +18,22 @@ from typing import Any
 import structlog
 
 from citadel.config import Config
-from citadel.engine import Engine
+from citadel.engine import Engine, Need
 from citadel.errors import (
     CitadelError,
     DeviceOffline,
     EngineRestarted,
+    GpuBusy,
     InsufficientMemory,
     LlmUnavailable,
     Queued,
 )
 from citadel.messages import Waiting
-from citadel.runtime import gpu_queue, installed, memory, sources, waiting
+from citadel.runtime import gpu_queue, memory, sources, waiting
 from citadel.runtime.entry import Entry, ModelStatus, Ticket, resident_of, status_of
 from citadel.runtime.installed import AdapterOf, Prepared
+from citadel.runtime.leases import Lease, LeaseDesk, LeaseStatus
+from citadel.runtime.preparations import Preparations
 from citadel.runtime.slots import Slots
 from citadel.runtime.states import Loaded, Phase, Starting, Stopped, Unavailable, Unloading, check_move
 
@@ -52,18 +55,20 @@ class Registry:
         on_loaded: Callable[[str, float], None],
     ) -> None:
         self._config = config
-        self._adapter_of = adapter_of
         self._on_loaded = on_loaded
         self._models = {
             id_: Entry(id_, settings, learned.get(id_, settings.cold_start_s))
             for id_, settings in config.models.items()
         }
-        self._queue: list[Entry] = []
+        self._queue: list[Entry | Lease] = []
         self._operations: set[asyncio.Task[None]] = set()
         """Loads and unloads under way."""
         self._wake = asyncio.Event()
+        self.leases = LeaseDesk(self._queue, config.gpu.lease_expiry_s, self._wake.set)
+        self._preparations = Preparations(config, adapter_of, self._wake.set)
         self._considering: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._look_again_at: float | None = None
         self._closed = False
 
     # -- for the composition root
@@ -104,7 +109,7 @@ class Registry:
             return entry.prepared
         self._refuse_in_backoff(entry)
         try:
-            return await asyncio.shield(self._preparation(entry, fetch=False))
+            return await asyncio.shield(self._preparations.of(entry, fetch=False))
         except sources.SourceMissing as missing:
             if missing.fetchable and self._config.server.auto_download:
                 return None
@@ -133,11 +138,11 @@ class Registry:
         """
         loop, entry = asyncio.get_running_loop(), self._models[ticket.model]
         if not ticket.granted.done():
-            await self._considered()
+            await self.considered()
         deadline = loop.time() + budget_s
         while not ticket.granted.done():
             remaining = deadline - loop.time()
-            status = waiting.waits_for(ticket, entry, self._queue, len(self._operations))
+            status = waiting.waits_for(ticket, entry, self._line())
             if status.kind != "slot" and remaining <= 0:
                 raise self._out_of_patience(entry)
             yield status
@@ -170,12 +175,16 @@ class Registry:
 
     # -- for those who look
 
+    def lease_status(self, id_: str) -> LeaseStatus:
+        return self.leases.status(id_, len(self._operations) + len(self.leases.running))
+
     def status(self, model: str) -> ModelStatus:
         return status_of(self._models[model], time.monotonic())
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless, with no call open, nothing is held, waited for, or under way."""
-        assert not self._queue, f"queued loads: {[entry.id for entry in self._queue]}"
+        assert not self._queue, f"queued: {[each.id for each in self._queue]}"
+        assert not self.leases.running, "media jobs hold the GPU"
         assert not self._operations, f"under way: {[task.get_name() for task in self._operations]}"
         for entry in self._models.values():
             assert not entry.waiting, f"{entry.id}: calls wait"
@@ -217,9 +226,13 @@ class Registry:
         if isinstance(entry.phase, Unavailable) and time.monotonic() < entry.phase.retry_at:
             raise LlmUnavailable(entry.id, entry.phase.reason)
 
+    def _line(self) -> waiting.Line:
+        running = len(self.leases.running)
+        return waiting.Line(self._queue, len(self._operations), running, self.leases.holds.mean_s)
+
     def _out_of_patience(self, entry: Entry) -> CitadelError:
         now = time.monotonic()
-        error = waiting.out_of_patience(entry, self._models.values(), self._queue, len(self._operations), now)
+        error = waiting.out_of_patience(entry, self._models.values(), self._line(), now)
         if isinstance(error, Queued):
             keep = error.fields["retry_after_s"] + KEEP_PLACE_S
             entry.held_until = max(entry.held_until, now + keep)
@@ -230,23 +243,46 @@ class Registry:
     async def _work(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._until_something_is_due()):
+                async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
             self._wake.clear()
             askers, self._considering = self._considering, []
-            booked = [resident.need for resident in self._residents()]
             gpu = self._config.gpu
+            booked = [resident.need for resident in self._residents()]
             free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
             self._prune_queue()
-            queue = [gpu_queue.Wanted(each.id, each.prepared.need if each.prepared else None) for each in self._queue]
-            view = gpu_queue.View(queue, self._residents(), free, bool(self._operations), time.monotonic())
+            view = self._view(free)
+            self._look_again_at = None
             for effect in gpu_queue.decide(view):
                 self._perform(effect)
             for asker in askers:
                 if not asker.done():
                     asker.set_result(None)
 
-    async def _considered(self) -> None:
+    def _view(self, free: Need) -> gpu_queue.View:
+        def wanted(each: Entry | Lease) -> gpu_queue.Wanted | gpu_queue.Job:
+            if isinstance(each, Lease):
+                return each.job
+            return gpu_queue.Wanted(each.id, each.prepared.need if each.prepared else None, each.asked_at)
+
+        return gpu_queue.View(
+            queue=[wanted(each) for each in self._queue],
+            residents=self._residents(),
+            running=[lease.job for lease in self.leases.running],
+            free=free,
+            has_gpu=memory.has_gpu(),
+            working=bool(self._operations),
+            now=time.monotonic(),
+            min_residency_s=self._config.gpu.min_residency_s,
+            max_wait_s=self._config.gpu.max_wait_s,
+        )
+
+    def _pause(self) -> float | None:
+        """Seconds until something is due that no event announces; None if nothing is."""
+        times = [self._look_again_at, self.leases.next_expiry()]
+        return waiting.pause(self._queue, self._residents(), times, self._config.gpu.busy_after_s)
+
+    async def considered(self) -> None:
         """Wait until the worker has looked at the picture as it is now."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._considering.append(done)
@@ -255,28 +291,41 @@ class Registry:
 
     def _want(self, entry: Entry) -> None:
         if not isinstance(entry.phase, Starting) and entry not in self._queue:
+            entry.asked_at = time.monotonic()
             self._queue.append(entry)
         self._wake.set()
 
     def _prune_queue(self) -> None:
         """A load not begun is dropped when its last caller hung up; one not looked at yet is looked at."""
         now = time.monotonic()
-        self._queue = [entry for entry in self._queue if entry.waiting or entry.held_until > now]
-        for entry in self._queue:
-            if entry.prepared is None and entry.preparing is None:
-                task = self._preparation(entry, fetch=True)
-                task.add_done_callback(lambda done, entry=entry: self._preparation_ended(entry, done))
-
-    def _until_something_is_due(self) -> float | None:
-        """Seconds until something is due that no event announces; None if nothing is."""
-        due = [entry.held_until for entry in self._queue if not entry.waiting and entry.held_until < math.inf]
-        due += [each.expires_at for each in self._residents() if each.expires_at is not None and not each.busy]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        self.leases.expire(now)
+        self._queue[:] = [
+            each for each in self._queue if isinstance(each, Lease) or each.waiting or each.held_until > now
+        ]
+        media = bool(self.leases.running)
+        for each in list(self._queue):
+            if isinstance(each, Lease):
+                media = True
+            elif media and each.waiting and now - each.asked_at >= self._config.gpu.busy_after_s:
+                self._queue.remove(each)
+                waited = round(now - each.asked_at)
+                self._fail(each, each.waiting, GpuBusy(f"media jobs have held the queue for {waited} s"))
+            elif each.prepared is None and each.preparing is None:
+                task = self._preparations.of(each, fetch=True)
+                task.add_done_callback(lambda done, entry=each: self._preparation_ended(entry, done))
 
     def _residents(self) -> list[gpu_queue.Resident]:
         return [resident for entry in self._models.values() if (resident := resident_of(entry)) is not None]
 
     def _perform(self, effect: gpu_queue.Effect) -> None:
+        if isinstance(effect, gpu_queue.Grant):
+            log.info("lease granted", lease=effect.lease)
+            self.leases.grant(effect.lease)
+            self._wake.set()
+            return
+        if isinstance(effect, gpu_queue.LookAgain):
+            self._look_again_at = effect.at
+            return
         entry = self._models[effect.model]
         match effect:
             case gpu_queue.Admit():
@@ -320,26 +369,9 @@ class Registry:
 
     async def _look_for_weights(self) -> None:
         for entry in self._models.values():
-            try:
-                await asyncio.to_thread(sources.locate, entry.id, entry.settings.source, self._config.folder)
-            except sources.SourceMissing as missing:
-                if isinstance(entry.phase, Stopped):
-                    self._missing(entry, str(missing))
-
-    def _preparation(self, entry: Entry, *, fetch: bool) -> asyncio.Task[Prepared]:
-        """The preparation under way, or a new one: however many ask, the files are read once."""
-        if entry.preparing is None:
-            entry.preparing = asyncio.create_task(self._prepare(entry, fetch=fetch), name=f"prepare {entry.id}")
-        return entry.preparing
-
-    async def _prepare(self, entry: Entry, *, fetch: bool) -> Prepared:
-        try:
-            arguments = entry.id, self._config, self._adapter_of
-            entry.prepared = await asyncio.to_thread(installed.prepare, *arguments, fetch=fetch)
-        finally:
-            entry.preparing = None
-            self._wake.set()
-        return entry.prepared
+            missing = await self._preparations.missing(entry)
+            if missing is not None and isinstance(entry.phase, Stopped):
+                self._missing(entry, missing)
 
     def _preparation_ended(self, entry: Entry, task: asyncio.Task[Prepared]) -> None:
         """If the preparation that queued calls wait for has failed, so have they."""

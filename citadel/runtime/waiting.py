@@ -3,38 +3,71 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from citadel.errors import CitadelError, ModelLoading, Queued
 from citadel.messages import Waiting
 from citadel.runtime.entry import Entry, Ticket, remaining_load_s
+from citadel.runtime.gpu_queue import Resident
+from citadel.runtime.leases import Lease
 from citadel.runtime.states import Loaded, Starting, Unloading
 
+_SHORTEST_PAUSE_S: Final = 0.05
 
-def waits_for(ticket: Ticket, entry: Entry, queue: Sequence[Entry], operations: int) -> Waiting:
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The queue and what goes before all of it: operations under way and media jobs that run."""
+
+    queue: Sequence[Entry | Lease]
+    operations: int
+    running_jobs: int
+    hold_s: float
+    """How long a media job is expected to keep the GPU."""
+
+    def ahead(self, entry: Entry) -> int:
+        return (self.queue.index(entry) if entry in self.queue else 0) + self.operations + self.running_jobs
+
+    def expected_s(self, entry: Entry) -> float:
+        """Until the model should be loaded: its own load, and the time of what goes first."""
+        before = self.queue[: self.queue.index(entry)] if entry in self.queue else ()
+        first = sum(self.hold_s if isinstance(each, Lease) else each.expected_load_s for each in before)
+        return first + self.running_jobs * self.hold_s + entry.expected_load_s
+
+
+def waits_for(ticket: Ticket, entry: Entry, line: Line) -> Waiting:
     match entry.phase:
         case Loaded() if ticket not in entry.waiting:
             return Waiting("slot", entry.id)
         case Starting():
             return Waiting("loading", entry.id)
         case _:
-            return Waiting("queued", entry.id, _ahead(entry, queue, operations))
+            return Waiting("queued", entry.id, line.ahead(entry))
 
 
-def out_of_patience(
-    entry: Entry, models: Iterable[Entry], queue: Sequence[Entry], operations: int, now: float
-) -> CitadelError:
+def out_of_patience(entry: Entry, models: Iterable[Entry], line: Line, now: float) -> CitadelError:
     """`ModelLoading` or `Queued`, with the time after which to ask again."""
     if isinstance(entry.phase, Starting):
         return ModelLoading(entry.id, remaining_load_s(entry.phase, now))
-    before = queue[: queue.index(entry)] if entry in queue else []
-    retry = max(1, math.ceil(sum(each.expected_load_s for each in [*before, entry])))
-    return Queued(entry.id, _ahead(entry, queue, operations), retry, f"waiting for the GPU: {_occupied_by(models)}")
+    retry = max(1, math.ceil(line.expected_s(entry)))
+    occupied = "a media job is running" if line.running_jobs else _occupied_by(models)
+    return Queued(entry.id, line.ahead(entry), retry, f"waiting for the GPU: {occupied}")
 
 
-def _ahead(entry: Entry, queue: Sequence[Entry], operations: int) -> int:
-    """How many go first: earlier loads of the queue, and what is under way."""
-    return (queue.index(entry) if entry in queue else 0) + operations
+def pause(
+    queue: Sequence[Entry | Lease], residents: Sequence[Resident], times: Sequence[float | None], busy_after_s: float
+) -> float | None:
+    """Seconds until something of this is due: a place that ends, a wait that does, an idle model's time, or `times`."""
+    entries = [each for each in queue if isinstance(each, Entry)]
+    due = [at for at in times if at is not None]
+    due += [entry.held_until for entry in entries if not entry.waiting and entry.held_until < math.inf]
+    due += [entry.asked_at + busy_after_s for entry in entries if entry.waiting]
+    due += [each.expires_at for each in residents if each.expires_at is not None and not each.busy]
+    # What was due and is still there waits for an event: a moment's pause, or it would be looked at without end.
+    return max(_SHORTEST_PAUSE_S, min(due) - time.monotonic()) if due else None
 
 
 def _occupied_by(models: Iterable[Entry]) -> str:

@@ -52,7 +52,7 @@ async def state_of(server: Serving, model: str) -> dict[str, Any]:
 async def until(server: Serving, model: str, state: str) -> None:
     async with asyncio.timeout(10):
         while (await state_of(server, model))["state"] != state:
-            await server.services.registry._considered()
+            await server.services.registry.considered()
 
 
 async def test_models_are_loaded_pinned_and_unloaded(server: Serving) -> None:

@@ -168,7 +168,7 @@ async def test_a_queued_load_answered_with_503_keeps_its_place(tmp_path: Path) -
             running.close()
         async with asyncio.timeout(10):
             while server.services.registry.status("b").state != "loaded":
-                await server.services.registry._considered()
+                await server.services.registry.considered()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -266,7 +266,7 @@ async def test_a_model_is_preloaded_when_asked(tmp_path: Path) -> None:
     async with serving(make_config(tmp_path, {"m": replay(tmp_path, preload=True)})) as server:
         async with asyncio.timeout(10):
             while server.services.registry.status("m").state != "loaded":
-                await server.services.registry._considered()
+                await server.services.registry.considered()
 
 
 async def test_an_idle_model_is_unloaded_after_its_time(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ async def test_an_idle_model_is_unloaded_after_its_time(tmp_path: Path) -> None:
         await until_loaded(server, "m")
         async with asyncio.timeout(10):
             while server.services.registry.status("m").state != "stopped":
-                await server.services.registry._considered()
+                await server.services.registry.considered()
 
 
 async def test_the_list_of_models_never_starts_one(tmp_path: Path) -> None:

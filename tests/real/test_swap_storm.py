@@ -101,4 +101,4 @@ async def settled(server: Serving) -> None:
     registry = server.services.registry
     async with asyncio.timeout(30):
         while registry._operations or registry._queue or any(registry.status(model).running for model in MODELS):
-            await registry._considered()
+            await registry.considered()

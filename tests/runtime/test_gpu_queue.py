@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from citadel.engine import Need
-from citadel.runtime.gpu_queue import Admit, Drain, Load, Refuse, Resident, Unload, View, Wanted, decide
+from citadel.runtime.gpu_queue import (
+    Admit,
+    Drain,
+    Grant,
+    Job,
+    Load,
+    LookAgain,
+    Refuse,
+    Resident,
+    Unload,
+    View,
+    Wanted,
+    decide,
+)
 
 GB = 10**9
 
@@ -15,19 +28,14 @@ def wanted(model: str, ram: int | None = 1) -> Wanted:
 
 
 def resident(model: str, **fields: Any) -> Resident:
-    defaults = {
-        "busy": False,
-        "draining": False,
-        "dismissed": False,
-        "pinned": False,
-        "last_used": 0.0,
-        "expires_at": None,
-    }
-    return Resident(model, Need(ram=GB), **{**defaults, **fields})
+    flags = dict.fromkeys(("busy", "draining", "dismissed", "pinned"), False)
+    times = {"since": 0.0, "last_used": 0.0, "expires_at": None}
+    return Resident(model, Need(ram=GB), **{**flags, **times, **fields})
 
 
-def view(*queue: Wanted, residents: tuple[Resident, ...] = (), free: int = 0, working: bool = False) -> View:
-    return View(queue, residents, Need(ram=free * GB), working, now=100.0)
+def view(*queue: Wanted | Job, residents: tuple[Resident, ...] = (), free: int = 0, **fields: Any) -> View:
+    defaults: dict[str, Any] = {"running": (), "has_gpu": False, "working": False, "now": 100.0}
+    return View(queue, residents, free=Need(ram=free * GB), **{**defaults, **fields})
 
 
 def test_what_fits_is_loaded() -> None:
@@ -87,7 +95,8 @@ def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
 
 def test_gpu_memory_counts_for_itself() -> None:
     need = Need(ram=0, gpu=5)
-    decided = decide(View([Wanted("a", need)], (), Need(ram=10, gpu=4), working=False, now=0))
+    shared: dict[str, Any] = {"running": (), "has_gpu": True, "working": False, "now": 0.0}
+    decided = decide(View([Wanted("a", need)], (), free=Need(ram=10, gpu=4), **shared))
     assert decided == [Refuse("a", "GPU memory", 5, 4)]
 
 
@@ -104,3 +113,61 @@ def test_a_dismissed_model_is_unloaded_once_idle_and_drains_until_then() -> None
     assert decide(view(residents=(resident("a", dismissed=True),))) == [Unload("a")]
     assert decide(view(residents=(resident("a", dismissed=True, busy=True, draining=True),))) == []
     assert decide(view(residents=(resident("a", dismissed=True, busy=True),))) == [Drain("a", on=True)]
+
+
+WHOLE = Job("whole", None)
+
+
+def small(memory: int = 1) -> Job:
+    return Job("small", memory * GB)
+
+
+def test_a_job_that_wants_the_whole_gpu_waits_out_the_models() -> None:
+    residents = (resident("idle"), resident("busy", busy=True), resident("pinned", pinned=True))
+    assert decide(view(WHOLE, residents=residents)) == [Drain("busy", on=True)]
+    assert decide(view(WHOLE, residents=residents[:1])) == [Unload("idle")]
+    assert decide(view(WHOLE, residents=residents[2:])) == [Grant("whole")]
+
+
+def test_with_a_gpu_models_in_ram_are_not_in_its_way() -> None:
+    assert decide(view(WHOLE, residents=(resident("in ram"),), has_gpu=True)) == [Grant("whole")]
+
+
+def test_everybody_waits_for_a_job_that_has_the_whole_gpu() -> None:
+    assert decide(view(wanted("a"), free=9, running=(WHOLE,))) == []
+    assert decide(view(small(), free=9, running=(WHOLE,))) == []
+    assert decide(view(WHOLE, free=9, running=(small(),))) == []
+
+
+def test_a_job_that_states_its_memory_runs_beside_the_models() -> None:
+    assert decide(view(small(), residents=(resident("a", busy=True),), free=1)) == [Grant("small")]
+
+
+def test_such_a_job_passes_only_those_whom_it_does_not_delay() -> None:
+    waiting = wanted("a", 3)
+    busy = (resident("b", busy=True, draining=True),)
+    assert decide(view(waiting, small(), residents=busy, free=2)) == []
+    assert decide(view(waiting, small(), residents=busy, free=3)) == [Drain("b", on=False), Load("a")]
+    assert decide(view(waiting, small(), residents=busy, free=4)) == [Grant("small")]
+    assert decide(view(WHOLE, small(), residents=busy, free=9)) == []
+
+
+def test_what_a_running_job_stated_is_not_free() -> None:
+    assert decide(view(wanted("a", 2), free=2, running=(small(),))) == [LookAgain(105.0)]
+    assert decide(view(wanted("a", 1), free=2, running=(small(),))) == [Load("a")]
+
+
+def test_a_job_that_states_more_than_is_free_gets_room_made() -> None:
+    assert decide(view(small(2), residents=(resident("a"),), free=1)) == [Unload("a")]
+    assert decide(view(small(9), residents=(resident("a"),), free=1)) == [Unload("a")]
+    assert decide(view(small(9), free=1)) == [Grant("small")]
+
+
+def test_a_model_stays_for_its_minimum_residency_unless_somebody_waited_the_maximum() -> None:
+    young = (resident("b", since=95.0),)
+    times: dict[str, Any] = {"min_residency_s": 10.0, "max_wait_s": 60.0}
+    asked = Wanted("a", Need(ram=GB), since=99.0)
+    assert decide(view(asked, residents=young, **times)) == [LookAgain(105.0)]
+    assert decide(view(asked, residents=(resident("b", since=89.0),), **times)) == [Unload("b")]
+    long_ago = Wanted("a", Need(ram=GB), since=30.0)
+    assert decide(view(long_ago, residents=young, **times)) == [Unload("b")]
