@@ -29,6 +29,7 @@ check: .venv/.installed-dev
 
 bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/bench_models_route.py
+	$(BIN)/python benchmarks/bench_parsers.py
 
 .venv/.installed: pyproject.toml
 	@echo "== making .venv and installing Citadel with $(VLLM) and llama.cpp (compiled here; about ten minutes)"
@@ -43,6 +44,8 @@ bench: .venv/.installed-dev
 	$(BIN)/python -m pip install --progress-bar off -e ".[dev]"
 	@# An older major version of the OpenAI SDK, which retries by other rules; the tests run it beside the current one.
 	$(BIN)/python -m pip install --progress-bar off --quiet --target .venv/openai-2 "openai==2.28.0"
+	@echo "== fetching the chat templates of published models, which llama-cpp-python's source package carries"
+	$(BIN)/python tests/fixtures/fetch_templates.py
 	@touch $@
 
 clean:

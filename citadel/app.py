@@ -99,6 +99,9 @@ async def serve(config: Config) -> None:
                 await running.gate.drain(config.server.drain_s)
             finally:
                 await runner.cleanup()
+    if running.registry.stuck:
+        log.error("an engine's thread is stuck in native code; the process ends without it")
+        os._exit(0)
 
 
 async def _listen(runner: web.AppRunner, config: Config) -> int:

@@ -11,6 +11,7 @@ from citadel.engine import Engine, EngineInfo
 from citadel.runtime.gpu_queue import Resident
 from citadel.runtime.installed import Prepared
 from citadel.runtime.states import PUBLIC, Loaded, Phase, Starting, State, Stopped, Unavailable
+from citadel.runtime.watchdog import Attention, Watched
 
 
 @dataclass(eq=False, slots=True)
@@ -21,6 +22,7 @@ class Ticket:
     member: str
     n: int
     granted: asyncio.Future[Engine]
+    attention: Attention = field(default_factory=Attention)
 
     @property
     def engine(self) -> Engine:
@@ -34,7 +36,8 @@ class Entry:
 
     `waiting` calls are not in the slots yet, in the order they came. The model stands in the queue since `asked_at`,
     and is kept there until `held_until` though nobody waits (both monotonic). `backoff_s` is how long the last failed
-    start closed the door. `info` is of the last load. `dismissed`: to be unloaded as soon as it is idle.
+    start closed the door; `deaths` are those of its engines lately. `info` is of the last load. `dismissed`: to be
+    unloaded as soon as it is idle.
     """
 
     id: str
@@ -47,6 +50,7 @@ class Entry:
     asked_at: float = 0.0
     held_until: float = -math.inf
     backoff_s: float = 0.0
+    deaths: list[float] = field(default_factory=list[float])
     dismissed: bool = False
     pinned: bool = field(init=False)
     info: EngineInfo | None = None
@@ -116,3 +120,12 @@ def resident_of(entry: Entry) -> Resident | None:
         last_used=phase.last_used,
         expires_at=None if ttl is None else phase.last_used + ttl,
     )
+
+
+def watched_of(entry: Entry) -> Watched | None:
+    """The model as the watchdog sees it; None while it is not loaded."""
+    phase = entry.phase
+    if not isinstance(phase, Loaded):
+        return None
+    calls = tuple(ticket.attention for ticket in phase.slots.running)
+    return Watched(entry.id, entry.settings.stall_s, phase.last_token, calls, phase.engine.dead)

@@ -29,8 +29,9 @@ from citadel.errors import (
     Queued,
 )
 from citadel.messages import Waiting
-from citadel.runtime import gpu_queue, memory, sources, waiting
-from citadel.runtime.entry import Entry, ModelStatus, Ticket, resident_of, status_of
+from citadel.runtime import gpu_queue, memory, picture, sources, waiting, watchdog
+from citadel.runtime.closing import Closer
+from citadel.runtime.entry import Entry, ModelStatus, Ticket, status_of
 from citadel.runtime.installed import AdapterOf, Prepared
 from citadel.runtime.leases import Lease, LeaseDesk, LeaseStatus
 from citadel.runtime.preparations import Preparations
@@ -39,6 +40,8 @@ from citadel.runtime.states import Loaded, Phase, Starting, Stopped, Unavailable
 
 log = structlog.get_logger("citadel.registry")
 
+STORM_S = 600
+"""Failures of one model's engine within this time belong together."""
 KEEP_PLACE_S = 30
 """A queued load answered with 503 keeps its place this much longer than the time after which to ask again."""
 
@@ -68,6 +71,7 @@ class Registry:
         self._preparations = Preparations(config, adapter_of, self._wake.set)
         self._considering: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._closer = Closer(self._wake.set)
         self._look_again_at: float | None = None
         self._closed = False
 
@@ -82,6 +86,10 @@ class Registry:
         self._tasks = [
             asyncio.create_task(self._work(), name="registry"),
             asyncio.create_task(self._look_for_weights(), name="look for weights"),
+            asyncio.create_task(
+                watchdog.watch(lambda: picture.watched(self._models.values()), self._failed, time.monotonic),
+                name="watchdog",
+            ),
         ]
 
     async def close(self) -> None:
@@ -99,6 +107,11 @@ class Registry:
                 self._fail(entry, entry.phase.slots.waiting, DeviceOffline())
                 self._unload(entry)
         await asyncio.gather(*self._operations)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether an engine was given up that is still there: the process then cannot end by itself."""
+        return bool(self._closer.booked)
 
     # -- for one call
 
@@ -142,13 +155,23 @@ class Registry:
         deadline = loop.time() + budget_s
         while not ticket.granted.done():
             remaining = deadline - loop.time()
-            status = waiting.waits_for(ticket, entry, self._line())
+            status = waiting.waits_for(ticket, entry, picture.line(self._queue, self.leases, len(self._operations)))
             if status.kind != "slot" and remaining <= 0:
                 raise self._out_of_patience(entry)
             yield status
             pause = every_s if status.kind == "slot" else min(every_s, remaining)
             await asyncio.wait({ticket.granted}, timeout=pause)
         ticket.granted.result()
+
+    def listen(self, ticket: Ticket, unread_tokens: int) -> None:
+        """The call now waits for the engine; `unread_tokens` of its prompt, until the first token came."""
+        ticket.attention.since, ticket.attention.unread_tokens = time.monotonic(), unread_tokens
+
+    def heard(self, ticket: Ticket) -> None:
+        """The call got tokens, and waits for its reader now."""
+        ticket.attention.since, ticket.attention.unread_tokens = None, 0
+        if isinstance(phase := self._models[ticket.model].phase, Loaded):
+            phase.last_token = time.monotonic()
 
     # -- for the owner
 
@@ -226,13 +249,11 @@ class Registry:
         if isinstance(entry.phase, Unavailable) and time.monotonic() < entry.phase.retry_at:
             raise LlmUnavailable(entry.id, entry.phase.reason)
 
-    def _line(self) -> waiting.Line:
-        running = len(self.leases.running)
-        return waiting.Line(self._queue, len(self._operations), running, self.leases.holds.mean_s)
-
     def _out_of_patience(self, entry: Entry) -> CitadelError:
         now = time.monotonic()
-        error = waiting.out_of_patience(entry, self._models.values(), self._line(), now)
+        error = waiting.out_of_patience(
+            entry, self._models.values(), picture.line(self._queue, self.leases, len(self._operations)), now
+        )
         if isinstance(error, Queued):
             keep = error.fields["retry_after_s"] + KEEP_PLACE_S
             entry.held_until = max(entry.held_until, now + keep)
@@ -248,10 +269,12 @@ class Registry:
             self._wake.clear()
             askers, self._considering = self._considering, []
             gpu = self._config.gpu
-            booked = [resident.need for resident in self._residents()]
+            booked = [resident.need for resident in picture.residents(self._models.values())] + self._closer.booked
             free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
             self._prune_queue()
-            view = self._view(free)
+            view = picture.view(
+                self._models.values(), self._queue, self.leases, free, self._config.gpu, working=bool(self._operations)
+            )
             self._look_again_at = None
             for effect in gpu_queue.decide(view):
                 self._perform(effect)
@@ -259,28 +282,12 @@ class Registry:
                 if not asker.done():
                     asker.set_result(None)
 
-    def _view(self, free: Need) -> gpu_queue.View:
-        def wanted(each: Entry | Lease) -> gpu_queue.Wanted | gpu_queue.Job:
-            if isinstance(each, Lease):
-                return each.job
-            return gpu_queue.Wanted(each.id, each.prepared.need if each.prepared else None, each.asked_at)
-
-        return gpu_queue.View(
-            queue=[wanted(each) for each in self._queue],
-            residents=self._residents(),
-            running=[lease.job for lease in self.leases.running],
-            free=free,
-            has_gpu=memory.has_gpu(),
-            working=bool(self._operations),
-            now=time.monotonic(),
-            min_residency_s=self._config.gpu.min_residency_s,
-            max_wait_s=self._config.gpu.max_wait_s,
-        )
-
     def _pause(self) -> float | None:
         """Seconds until something is due that no event announces; None if nothing is."""
         times = [self._look_again_at, self.leases.next_expiry()]
-        return waiting.pause(self._queue, self._residents(), times, self._config.gpu.busy_after_s)
+        return waiting.pause(
+            self._queue, picture.residents(self._models.values()), times, self._config.gpu.busy_after_s
+        )
 
     async def considered(self) -> None:
         """Wait until the worker has looked at the picture as it is now."""
@@ -314,9 +321,6 @@ class Registry:
                 task = self._preparations.of(each, fetch=True)
                 task.add_done_callback(lambda done, entry=each: self._preparation_ended(entry, done))
 
-    def _residents(self) -> list[gpu_queue.Resident]:
-        return [resident for entry in self._models.values() if (resident := resident_of(entry)) is not None]
-
     def _perform(self, effect: gpu_queue.Effect) -> None:
         if isinstance(effect, gpu_queue.Grant):
             log.info("lease granted", lease=effect.lease)
@@ -342,7 +346,8 @@ class Registry:
                 self._wake.set()
             case gpu_queue.Refuse(kind=kind, needed=needed, free=free):
                 self._queue.remove(entry)
-                self._fail(entry, entry.waiting, InsufficientMemory(entry.id, kind, needed, free))
+                error = InsufficientMemory(entry.id, kind, needed, free, detail=self._closer.detail)
+                self._fail(entry, entry.waiting, error)
 
     def _begin(self, operation: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(operation, name=name)
@@ -407,7 +412,7 @@ class Registry:
         now = time.monotonic()
         entry.info, entry.backoff_s, entry.expected_load_s = engine.info, 0.0, now - phase.since
         self._on_loaded(entry.id, entry.expected_load_s)
-        self._move(entry, Loaded(engine, Slots(engine.info.slots), since=now, last_used=now))
+        self._move(entry, Loaded(engine, Slots(engine.info.slots), since=now, last_used=now, last_token=now))
         self._admit(entry)
 
     def _unload(self, entry: Entry) -> None:
@@ -418,17 +423,33 @@ class Registry:
         self._begin(self._close_engine(entry, engine), f"unload {entry.id}")
 
     async def _close_engine(self, entry: Entry, engine: Engine) -> None:
+        need = entry.prepared.need if entry.prepared is not None else Need()
         try:
-            await engine.close()
+            await self._closer.close(entry.id, engine, need)
         finally:
             self._move(entry, Stopped())
+            if len(entry.deaths) > 1 and engine.dead is not None:
+                self._storm(entry, engine.dead)
+
+    # -- engines that fail
 
     def _bury_if_dead(self, entry: Entry) -> None:
-        """A dead engine is taken away: who waited for its slots is told, and the next call loads it again."""
         if isinstance(entry.phase, Loaded) and (reason := entry.phase.engine.dead) is not None:
-            log.error("engine died", model=entry.id, reason=reason)
-            self._fail(entry, entry.phase.slots.waiting, EngineRestarted(entry.id, reason))
-            self._unload(entry)
+            self._failed(entry.id, reason)
+
+    def _failed(self, model: str, reason: str) -> None:
+        """Close a dead or stalled engine, which ends its calls, and load the model again; storms of it back off."""
+        entry = self._models[model]
+        if not isinstance(entry.phase, Loaded):
+            return
+        log.error("engine failed", model=model, reason=reason)
+        now = time.monotonic()
+        entry.deaths = [at for at in entry.deaths if at > now - STORM_S] + [now]
+        self._fail(entry, entry.phase.slots.waiting, EngineRestarted(model, reason))
+        self._unload(entry)
+        if len(entry.deaths) == 1:
+            entry.held_until = math.inf
+            self._want(entry)
 
     # -- the ways down
 
@@ -442,6 +463,12 @@ class Registry:
         entry.prepared = None  # the files may be other ones at the next try
         self._move(entry, Unavailable(reason, time.monotonic() + entry.backoff_s))
         self._fail(entry, entry.waiting, LlmUnavailable(entry.id, reason))
+
+    def _storm(self, entry: Entry, reason: str) -> None:
+        """It died again soon after it was restarted: the next try is a call's that comes after the back-off."""
+        first, longest = entry.settings.backoff_s
+        wait = min(first * 2 ** (len(entry.deaths) - 2), longest)
+        self._move(entry, Unavailable(f"it failed {len(entry.deaths)} times lately: {reason}", time.monotonic() + wait))
 
     def _fail(self, entry: Entry, tickets: Iterable[Ticket], error: CitadelError) -> None:
         entry.held_until = -math.inf

@@ -45,12 +45,13 @@ class Starting:
 
 @dataclass(slots=True)
 class Loaded:
-    """`draining`: it is to make room, so calls that came since then wait for its next load."""
+    """`draining`: it is to make room, so later calls wait for its next load. `last_token`: when any call got one."""
 
     engine: Engine
     slots: Slots[Ticket]
     since: float
     last_used: float
+    last_token: float
     draining: bool = False
 
 

@@ -1,0 +1,55 @@
+"""The registry's data as its readers need it: the queue's decision, the watchdog, and those who wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from citadel.config import Gpu
+from citadel.engine import Need
+from citadel.runtime import memory
+from citadel.runtime.entry import Entry, resident_of, watched_of
+from citadel.runtime.gpu_queue import Job, Resident, View, Wanted
+from citadel.runtime.leases import Lease, LeaseDesk
+from citadel.runtime.waiting import Line
+from citadel.runtime.watchdog import Watched
+
+
+def residents(models: Iterable[Entry]) -> list[Resident]:
+    return [resident for entry in models if (resident := resident_of(entry)) is not None]
+
+
+def watched(models: Iterable[Entry]) -> list[Watched]:
+    return [each for entry in models if (each := watched_of(entry)) is not None]
+
+
+def line(queue: Sequence[Entry | Lease], leases: LeaseDesk, operations: int) -> Line:
+    return Line(queue, operations, len(leases.running), leases.holds.mean_s)
+
+
+def view(
+    models: Iterable[Entry],
+    queue: Sequence[Entry | Lease],
+    leases: LeaseDesk,
+    free: Need,
+    settings: Gpu,
+    *,
+    working: bool,
+) -> View:
+    return View(
+        queue=[_wanted(each) for each in queue],
+        residents=residents(models),
+        running=[lease.job for lease in leases.running],
+        free=free,
+        has_gpu=memory.has_gpu(),
+        working=working,
+        now=time.monotonic(),
+        min_residency_s=settings.min_residency_s,
+        max_wait_s=settings.max_wait_s,
+    )
+
+
+def _wanted(each: Entry | Lease) -> Wanted | Job:
+    if isinstance(each, Lease):
+        return each.job
+    return Wanted(each.id, each.prepared.need if each.prepared else None, each.asked_at)
