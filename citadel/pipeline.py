@@ -7,7 +7,6 @@ takes is taken by an `async with` or `with` below, and given back in the opposit
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,14 +18,16 @@ from citadel.accounts.auth import Account
 from citadel.accounts.quota import Ledger, Reservation
 from citadel.aio import merge
 from citadel.config import Config, SamplingDefaults
-from citadel.engine import Engine, EngineInfo, Job, Piece, Sampling, Tokenizer
+from citadel.engine import EngineInfo, Job, Piece, Sampling, Tokenizer
 from citadel.errors import BadRequest, ContextLengthExceeded
-from citadel.messages import CallEvent, ChatRequest, Delta, Done, NamedTool, Started, TextEvent, Usage
+from citadel.messages import CallEvent, ChatRequest, Delta, Done, Started, TextEvent, Usage
+from citadel.runtime.entry import Ticket
 from citadel.runtime.installed import Prepared
 from citadel.runtime.registry import Registry
-from citadel.text import formats, template
+from citadel.text import formats, prompts
 from citadel.text.formats import Format
-from citadel.text.reader import Reader, Reading
+from citadel.text.prompts import Grammars, Prompt
+from citadel.text.reader import Reader
 
 log = structlog.get_logger("citadel.pipeline")
 
@@ -47,18 +48,13 @@ class Call:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    token_ids: list[int]
-    reading: Reading
-
-
 class Pipeline:
     def __init__(self, config: Config, registry: Registry, ledger: Ledger) -> None:
         self._config = config
         self._registry = registry
         self._ledger = ledger
-        self._formats: dict[str, Format] = {}
+        self._formats: dict[tuple[str, bool], Format] = {}
+        self._grammars = Grammars()
         self._warm = False
         """Whether the template renderer has been imported."""
 
@@ -78,7 +74,7 @@ class Pipeline:
                 if prompt is None:  # the weights came only now, and the tokenizer with them
                     prompt = await self._prompt(request, await self._registry.prepare(request.model))
                 reservation.prompt_ready = reservation.model_ready = True
-                async with aclosing(self._generate(call, prompt, ticket.engine)) as answer:
+                async with aclosing(self._generate(call, prompt, ticket)) as answer:
                     async for event in answer:
                         _charge(reservation, event)
                         yield event
@@ -90,43 +86,63 @@ class Pipeline:
 
     async def _prompt(self, request: ChatRequest, prepared: Prepared | None) -> Prompt:
         assert prepared is not None
-        fmt = self._format(request.model, prepared)
+        fmt = self._format(request.model, prepared, calls=bool(request.tools))
+        making = request, prepared.tokenizer, prepared.chat_template, fmt
         size = sum(len(message.content or "") for message in request.messages)
         if self._warm and size <= _INLINE_CHARACTERS:
-            prompt = _make_prompt(request, prepared, fmt)
+            prompt = prompts.make(*making)
         else:
-            prompt = await asyncio.to_thread(_make_prompt, request, prepared, fmt)
+            prompt = await asyncio.to_thread(prompts.make, *making)
             self._warm = True
         limit = self._registry.status(request.model).context_length or prepared.tokenizer.context_length
         if limit is not None and len(prompt.token_ids) >= limit:
             raise ContextLengthExceeded(limit, len(prompt.token_ids))
-        return prompt
+        return replace(prompt, grammar=await self._grammar(request, prompt, prepared.tokenizer))
 
-    def _format(self, model: str, prepared: Prepared) -> Format:
+    async def _grammar(self, request: ChatRequest, prompt: Prompt, tokenizer: Tokenizer) -> str | None:
+        """What the output is held to; None where it is free."""
+        key = prompts.grammar_key(request, prompt)
+        if key is None:
+            return None
+        if key not in self._grammars:
+            made = await asyncio.to_thread(prompts.compile_for, request, prompt, tokenizer)
+            for path in self._grammars.keep(key, made):
+                log.warning("schema keyword not enforced", model=request.model, keyword=path)
+        grammar = self._grammars[key]
+        return grammar and grammar.text
+
+    def _format(self, model: str, prepared: Prepared, *, calls: bool) -> Format:
         """The configured format, or the one that the template and the special tokens are recognised by."""
-        if model not in self._formats:
+        if (model, calls) not in self._formats:
             name = self._config.models[model].format
-            special_tokens = prepared.tokenizer.special_tokens.values()
-            found = formats.recognise(prepared.chat_template, tuple(special_tokens))
-            self._formats[model] = found if name == "auto" else formats.FORMATS[name]
-            log.info("format", model=model, format=self._formats[model].name, configured=name)
-        return self._formats[model]
+            special_tokens = tuple(prepared.tokenizer.special_tokens.values())
+            found = formats.FORMATS.get(name) or formats.recognise(prepared.chat_template, special_tokens)
+            used = prompts.with_calls(found, prepared.chat_template) if calls else found
+            self._formats[model, calls] = used
+            log.info("format", model=model, format=used.name, configured=name, for_calls=calls)
+        return self._formats[model, calls]
 
-    async def _generate(self, call: Call, prompt: Prompt, engine: Engine) -> AsyncGenerator[CallEvent, None]:
-        request = call.request
+    async def _generate(self, call: Call, prompt: Prompt, ticket: Ticket) -> AsyncGenerator[CallEvent, None]:
+        request, engine = call.request, ticket.engine
         sampling = self._sampling(request, engine.info, len(prompt.token_ids))
         readers = [Reader(prompt.reading) for _ in range(request.n)]
-        jobs = [Job(f"{call.id}-{choice}", prompt.token_ids, _seeded(sampling, choice)) for choice in range(request.n)]
+        jobs = [
+            Job(f"{call.id}-{choice}", prompt.token_ids, _seeded(sampling, choice), prompt.grammar)
+            for choice in range(request.n)
+        ]
         choices = [_read(index, readers[index], engine.generate(job)) for index, job in enumerate(jobs)]
         usage, started = Usage(prompt=len(prompt.token_ids)), False
+        self._registry.listen(ticket, len(prompt.token_ids))
         async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as answer:
             async for choice, events, piece in answer:
+                self._registry.heard(ticket)
                 if not started:
                     started = True
                     yield Started(engine.info.fingerprint)
                 usage = _usage(usage, readers, piece)
                 for event in events:
                     yield Delta(choice, event, usage)
+                self._registry.listen(ticket, 0)
         for complaint in (each for reader in readers for each in reader.complaints):
             log.warning("unreadable output", model=request.model, why=complaint)
         yield Done(usage)
@@ -151,27 +167,6 @@ class Pipeline:
             stop_token_ids=asked.stop_token_ids,
             logprobs=asked.logprobs,
         )
-
-
-def _make_prompt(request: ChatRequest, prepared: Prepared, fmt: Format) -> Prompt:
-    tokenizer = prepared.tokenizer
-    text = template.render(request, prepared.chat_template, tokenizer.special_tokens)
-    reading = Reading(
-        format=fmt,
-        tools=() if request.tool_choice == "none" else request.tools,
-        in_reasoning=any(template.opens_reasoning(text, each.open) for each in fmt.thinking),
-        stops=request.stop,
-        call_is_the_answer=isinstance(request.tool_choice, NamedTool),
-        reasoning_end_ids=_single_tokens(tokenizer, [each.close for each in fmt.thinking]),
-        new_id=lambda: formats.tool_call_id(fmt.id_style, secrets.randbits(64)),
-    )
-    return Prompt(tokenizer.encode(text), reading)
-
-
-def _single_tokens(tokenizer: Tokenizer, texts: list[str]) -> frozenset[int]:
-    """The ids of those texts that are one token each."""
-    encoded = [tokenizer.encode(text) for text in texts]
-    return frozenset(ids[0] for ids in encoded if len(ids) == 1)
 
 
 def _seeded(sampling: Sampling, choice: int) -> Sampling:

@@ -11,7 +11,8 @@ from typing import Any, Final
 import orjson
 
 from citadel.errors import BadRequest
-from citadel.messages import ChatRequest, Message, ToolSpec
+from citadel.messages import ChatRequest, Message
+from citadel.text.tools_in_words import declared, in_words, renders_tools
 
 FALLBACK: Final = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}<|im_end|>\n{% endfor %}"
@@ -36,7 +37,10 @@ def render(request: ChatRequest, template: str | None, special_tokens: Mapping[s
 
     source = template or FALLBACK
     knows_developer = _MENTIONS_DEVELOPER.search(source) is not None
-    messages = [_message(message, knows_developer=knows_developer) for message in request.messages]
+    tools, said = request.tools, request.messages
+    if not renders_tools(source) and (tools or "tool_calls" not in source):
+        tools, said = (), in_words(said, tools)
+    messages = [_message(message, knows_developer=knows_developer) for message in said]
     kwargs: dict[str, Any] = {**special_tokens, **request.template_kwargs}
     if taken := _RESERVED & kwargs.keys():
         name = min(taken)
@@ -46,7 +50,7 @@ def render(request: ChatRequest, template: str | None, special_tokens: Mapping[s
     try:
         rendered, _ = render_jinja_template(
             conversations=[messages],
-            tools=[_tool(tool) for tool in request.tools] or None,
+            tools=[declared(tool) for tool in tools] or None,
             chat_template=source,
             add_generation_prompt=not request.continue_final_message,
             continue_final_message=request.continue_final_message,
@@ -91,11 +95,3 @@ def _object(arguments: str) -> Any:
     except orjson.JSONDecodeError:
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
-
-
-def _tool(tool: ToolSpec) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
