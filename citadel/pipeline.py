@@ -122,6 +122,12 @@ class Pipeline:
             log.info("format", model=model, format=used.name, configured=name, for_calls=calls)
         return self._formats[model, calls]
 
+    def format_of(self, model: str) -> str | None:
+        """The name of the format that the model's output is read in; None until it is recognised."""
+        name = self._config.models[model].format
+        used = self._formats.get((model, False)) or self._formats.get((model, True))
+        return used.name if used is not None else (None if name == "auto" else name)
+
     async def _generate(self, call: Call, prompt: Prompt, ticket: Ticket) -> AsyncGenerator[CallEvent, None]:
         request, engine = call.request, ticket.engine
         sampling = self._sampling(request, engine.info, len(prompt.token_ids))

@@ -49,6 +49,7 @@ def _entry(services: Services, id_: str, name: str) -> dict[str, Any]:
         "context_length": status.context_length,
         "cold_start_s": status.cold_start_s,
         "notes": settings.notes,
+        "format": services.pipeline.format_of(id_),
         "max_model_len": status.context_length,
         "status": {"value": _STATUS_VALUE[status.state]},
     }

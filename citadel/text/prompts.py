@@ -12,7 +12,7 @@ from typing import Final
 
 from citadel.engine import Tokenizer
 from citadel.messages import ChatRequest, NamedTool
-from citadel.text import template
+from citadel.text import prompts_deepseek, template
 from citadel.text.formats import FORMATS, Format, Thinking, tool_call_id
 from citadel.text.grammar import Grammar, compile_grammar
 from citadel.text.reader import Reading
@@ -35,7 +35,8 @@ class Prompt:
 def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, fmt: Format) -> Prompt:
     """Renders and tokenizes. The first call imports the renderer, which takes about a second."""
     source = chat_template or template.FALLBACK
-    text = template.render(request, chat_template, tokenizer.special_tokens)
+    thinks = request.template_kwargs.get("enable_thinking") is not False
+    text = _text(request, tokenizer, chat_template, fmt, thinks=thinks)
     reading = Reading(
         format=fmt,
         tools=() if request.tool_choice == "none" else request.tools,
@@ -46,13 +47,24 @@ def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, 
         new_id=lambda: tool_call_id(fmt.id_style, secrets.randbits(64)),
     )
     knows = token_id_in(tokenizer)
-    thinks = request.template_kwargs.get("enable_thinking") is not False
     known = [each for each in fmt.thinking if each.open.strip() in source or knows(each.open.strip()) is not None]
     return Prompt(tokenizer.encode(text), reading, tuple(known) if thinks or fmt.channels else ())
 
 
+def _text(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, fmt: Format, *, thinks: bool) -> str:
+    """By the model's template; for families that publish none, by the prompt we write for them."""
+    if chat_template is not None or fmt.name not in prompts_deepseek.WRITTEN_HERE:
+        return template.render(request, chat_template, tokenizer.special_tokens)
+    effort = request.template_kwargs.get("reasoning_effort")
+    continues = request.continue_final_message
+    arguments = fmt.name, request.messages, request.tools
+    return prompts_deepseek.render(*arguments, thinking=thinks, effort=effort, continues=continues)
+
+
 def with_calls(fmt: Format, chat_template: str | None) -> Format:
     """The format for a request with tools: where the model has no notation for calls that we know, they get Hermes'."""
+    if chat_template is None and fmt.name in prompts_deepseek.WRITTEN_HERE:
+        return fmt
     if renders_tools(chat_template or template.FALLBACK) and (fmt.frames or fmt.channels):
         return fmt
     return replace(FORMATS["hermes"], thinking=fmt.thinking)

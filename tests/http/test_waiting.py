@@ -295,6 +295,7 @@ async def test_the_list_of_models_never_starts_one(tmp_path: Path) -> None:
             "context_length": None,
             "cold_start_s": 60,
             "notes": "first",
+            "format": None,
             "max_model_len": None,
             "status": {"value": "unloaded"},
         }
@@ -306,3 +307,11 @@ async def test_the_list_of_models_never_starts_one(tmp_path: Path) -> None:
             assert (response.status, (await response.json())["error"]["available"]) == (404, ["a", "org/b"])
         server.services.registry.check_integrity()
         assert server.services.registry.status("a").state == "stopped"
+
+
+async def test_the_list_says_which_format_was_recognised(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"m": replay(tmp_path), "named": replay(tmp_path, format="hermes")})
+    async with serving(config) as server:
+        await until_loaded(server, "m")
+        async with server.session.get(f"{server.url}/v1/models") as response:
+            assert [entry["format"] for entry in (await response.json())["data"]] == ["plain", "hermes"]

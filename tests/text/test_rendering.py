@@ -8,6 +8,8 @@ import pytest
 
 from citadel.errors import BadRequest
 from citadel.messages import ChatRequest
+from citadel.text import prompts
+from citadel.text.formats import FORMATS
 from citadel.text.template import FALLBACK, opens_reasoning, render
 from citadel.wire.request import chat_request
 
@@ -109,3 +111,30 @@ def test_a_kwarg_that_the_server_sets_is_refused(name: str) -> None:
 )
 def test_reasoning_is_open_only_if_the_prompt_ends_so(prompt: str, opens: bool) -> None:
     assert opens_reasoning(prompt, "<think>") is opens
+
+
+class Letters:
+    """A tokenizer whose tokens are code points."""
+
+    chat_template = None
+    context_length = None
+    vocabulary_size = 0x110000
+    special_tokens: dict[str, str] = {}  # noqa: RUF012 - the protocol asks for a mapping
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Any) -> str:
+        return "".join(map(chr, token_ids))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
+def test_families_without_a_template_get_the_prompt_that_is_written_here(name: str) -> None:
+    tokenizer = Letters()
+    made = prompts.make(asking(USER), tokenizer, None, FORMATS[name])
+    text = tokenizer.decode(made.token_ids)
+    assert text.endswith("<｜Assistant｜><think>")
+    assert made.reading.in_reasoning
+    off = prompts.make(asking(USER, reasoning_effort="none"), tokenizer, None, FORMATS[name])
+    assert tokenizer.decode(off.token_ids).endswith("<｜Assistant｜></think>")
+    assert not off.reading.in_reasoning
