@@ -7,9 +7,10 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -63,11 +64,10 @@ async def services(config: Config) -> AsyncGenerator[Services]:
     try:
         await registry.start()
         yield Services(
-            config=config,
             store=store,
             registry=registry,
             ledger=ledger,
-            pipeline=Pipeline(config, registry, ledger),
+            pipeline=Pipeline(registry, ledger),
             gate=Gate(),
             bodies=BodyReader(config.server.max_body_bytes),
             started_at=int(time.time()),
@@ -85,8 +85,28 @@ def check_formats(config: Config) -> None:
             raise ConfigError(f"models.{name}.format: there is no format {model.format!r}; there are {known}")
 
 
-async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises CannotServe, ConfigError."""
+async def reload(running: Services, read: Callable[[], Config]) -> None:
+    """Take models.toml as it is now. A file that is wrong changes nothing; what can't change live is said."""
+    old = running.config
+    try:
+        new = await asyncio.to_thread(read)
+        check_formats(new)
+    except ConfigError as error:
+        log.error("models.toml is not taken", reason=str(error))  # noqa: TRY400 - the reason is the whole story
+        return
+    fixed = {name: getattr(old.server, name) for name in _FIXED_WHILE_RUNNING}
+    changed = [name for name, value in fixed.items() if getattr(new.server, name) != value]
+    later = running.registry.reload(new.model_copy(update={"server": new.server.model_copy(update=fixed)}))
+    running.ledger.defaults = Defaults(**new.limits.model_dump())
+    running.pipeline.forget_formats()
+    log.info("models.toml is taken", later=later, needs_restart=[f"server.{name}" for name in changed])
+
+
+_FIXED_WHILE_RUNNING = ("host", "port", "data_dir", "cache_dir", "max_body_bytes")
+
+
+async def serve(config: Config, read: Callable[[], Config]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. `read` is for a reload. Raises CannotServe, ConfigError."""
     with _only_server(config.server.data_dir), _told_to_stop() as stopped:
         async with services(config) as running:
             runner = web.AppRunner(build(running), handler_cancellation=True, access_log=None, shutdown_timeout=1)
@@ -94,7 +114,8 @@ async def serve(config: Config) -> None:
             try:
                 port = await _listen(runner, config)
                 _announce(config, port, await running.store.first_key())
-                await stopped.wait()
+                with _told_to_reload(lambda: reload(running, read)):
+                    await stopped.wait()
                 log.info("draining", seconds=config.server.drain_s)
                 await running.gate.drain(config.server.drain_s)
             finally:
@@ -128,6 +149,30 @@ def _told_to_stop() -> Generator[asyncio.Event]:
     for number in signals:
         loop.add_signal_handler(number, stop)
     yield stopped
+
+
+@contextmanager
+def _told_to_reload(again: Callable[[], Coroutine[Any, Any, None]]) -> Generator[None]:
+    """SIGHUP runs `again`; several at once run one after the other."""
+    loop, turn = asyncio.get_running_loop(), asyncio.Lock()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def in_turn() -> None:
+        async with turn:
+            await again()
+
+    def begin() -> None:
+        task = loop.create_task(in_turn(), name="reload")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, begin)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        for task in tasks:
+            task.cancel()
 
 
 @contextmanager

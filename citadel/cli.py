@@ -135,7 +135,7 @@ def _serve(options: argparse.Namespace) -> int:
     logs.configure()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(app.serve(config))
+            runner.run(app.serve(config, lambda: config_of(options)))
     except app.CannotServe as error:
         print(error, file=sys.stderr)
         return 1

@@ -29,6 +29,13 @@ class ConfigError(Exception):
     """models.toml cannot be used; the message is one line that names the key's full path."""
 
 
+_LOADING: Final = (
+    *("engine", "source", "mode", "slots", "context_length", "memory_gb", "format", "chat_template"),
+    *OPTION_TABLES.values(),
+)
+"""The keys of a model that only a load puts into effect."""
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -151,6 +158,10 @@ class Model(_Table):
         if self.mode is not None and self.engine != "hyperqwen":
             raise ValueError(f"mode is for hyperqwen only, and this is {self.engine}")
         return self
+
+    def loads_differently(self, other: Model) -> bool:
+        """Whether a model that was loaded by `other` must be loaded again to be as this says."""
+        return any(getattr(self, name) != getattr(other, name) for name in _LOADING)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import structlog
 from citadel.accounts.auth import Account
 from citadel.accounts.quota import Ledger, Reservation
 from citadel.aio import merge
-from citadel.config import Config, SamplingDefaults
+from citadel.config import SamplingDefaults
 from citadel.engine import EngineInfo, Job, Piece, Sampling, Tokenizer
 from citadel.errors import BadRequest, ContextLengthExceeded
 from citadel.messages import CallEvent, ChatRequest, Delta, Done, Started, TextEvent, Usage
@@ -49,18 +49,18 @@ class Call:
 
 
 class Pipeline:
-    def __init__(self, config: Config, registry: Registry, ledger: Ledger) -> None:
-        self._config = config
+    def __init__(self, registry: Registry, ledger: Ledger) -> None:
         self._registry = registry
         self._ledger = ledger
         self._formats: dict[tuple[str, bool], Format] = {}
+        """By model, and whether it is offered tools."""
         self._grammars = Grammars()
         self._warm = False
         """Whether the template renderer has been imported."""
 
     async def run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
         """Events of the answer. What is raised before the first event can still have a status of its own."""
-        request, settings = call.request, self._config.models[call.request.model]
+        request, settings = call.request, self._registry.config.models[call.request.model]
         self._check_choices(request)
         limits = call.id, call.account, request.model, settings.effective_max_parallel
         with self._ledger.reserve(*limits) as reservation:
@@ -68,7 +68,8 @@ class Pipeline:
             prompt = await self._prompt(request, prepared) if prepared is not None else None
             reservation.prompt_ready = prompt is not None
             async with self._registry.call(request.model, call.account.member, request.n) as ticket:
-                async with aclosing(self._registry.wait(ticket, call.wait_s, self._config.server.comment_s)) as waiting:
+                every_s = self._registry.config.server.comment_s
+                async with aclosing(self._registry.wait(ticket, call.wait_s, every_s)) as waiting:
                     async for status in waiting:
                         yield status
                 if prompt is None:  # the weights came only now, and the tokenizer with them
@@ -80,7 +81,7 @@ class Pipeline:
                         yield event
 
     def _check_choices(self, request: ChatRequest) -> None:
-        slots = self._config.models[request.model].effective_slots
+        slots = self._registry.status(request.model).slots
         if request.n > slots:
             raise BadRequest(f"n: {request.model} has {slots} slots, fewer than {request.n}", param="n")
 
@@ -114,7 +115,7 @@ class Pipeline:
     def _format(self, model: str, prepared: Prepared, *, calls: bool) -> Format:
         """The configured format, or the one that the template and the special tokens are recognised by."""
         if (model, calls) not in self._formats:
-            name = self._config.models[model].format
+            name = self._registry.config.models[model].format
             special_tokens = tuple(prepared.tokenizer.special_tokens.values())
             found = formats.FORMATS.get(name) or formats.recognise(prepared.chat_template, special_tokens)
             used = prompts.with_calls(found, prepared.chat_template) if calls else found
@@ -122,9 +123,13 @@ class Pipeline:
             log.info("format", model=model, format=used.name, configured=name, for_calls=calls)
         return self._formats[model, calls]
 
+    def forget_formats(self) -> None:
+        """The configuration has changed."""
+        self._formats.clear()
+
     def format_of(self, model: str) -> str | None:
         """The name of the format that the model's output is read in; None until it is recognised."""
-        name = self._config.models[model].format
+        name = self._registry.config.models[model].format
         used = self._formats.get((model, False)) or self._formats.get((model, True))
         return used.name if used is not None else (None if name == "auto" else name)
 
@@ -158,7 +163,7 @@ class Pipeline:
         room = info.context_length - prompt_tokens
         if room < 1:
             raise ContextLengthExceeded(info.context_length, prompt_tokens)
-        settings, asked = self._config.models[request.model], request.sampling
+        settings, asked = self._registry.config.models[request.model], request.sampling
         limits = [asked.max_tokens, settings.max_output_tokens, room]
         given: dict[str, Any] = {name: value for name in SAMPLING_NAMES if (value := getattr(asked, name)) is not None}
         max_tokens = min(limit for limit in limits if limit is not None)

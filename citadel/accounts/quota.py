@@ -114,7 +114,7 @@ class Remaining:
 
 class Ledger:
     def __init__(self, defaults: Defaults, clock: Clock, journal: Journal, tally: Tally) -> None:
-        self._defaults = defaults
+        self.defaults = defaults
         self._clock = clock
         self._journal = journal
         self._day = tally.day
@@ -173,13 +173,13 @@ class Ledger:
             entries = self._recent(key, length, now)
             reset = entries[-1] + length - now.monotonic if entries else 0.0
             found.append(Remaining(limit, max(0, limit - len(entries)), reset))
-        daily = _first(account.limits.daily_calls, self._defaults.daily_calls)
+        daily = _first(account.limits.daily_calls, self.defaults.daily_calls)
         if daily is not None:
             found.append(Remaining(daily, max(0, daily - self._calls[key]), now.day_left_s))
         return min(found, key=lambda each: each.remaining, default=None)
 
     def tokens_left(self, account: Account) -> Remaining | None:
-        now, limit = self._now(), _first(account.member_limits.daily_tokens, self._defaults.daily_tokens)
+        now, limit = self._now(), _first(account.member_limits.daily_tokens, self.defaults.daily_tokens)
         if limit is None:
             return None
         return Remaining(limit, max(0, limit - self._tokens[account.member]), now.day_left_s)
@@ -194,7 +194,7 @@ class Ledger:
         return now
 
     def _check(self, account: Account, model: str, max_parallel: int | None, now: Now) -> None:
-        member, defaults = account.member, self._defaults
+        member, defaults = account.member, self.defaults
         if self.open_calls >= defaults.open_calls:
             raise DeviceBusy(self.open_calls)
         own_open = account.member_limits.open_per_member or defaults.open_per_member
@@ -217,7 +217,7 @@ class Ledger:
             raise ParallelUnsupported(model) if parallel == 1 else TooManyParallel(model, parallel)
 
     def _window_limits(self, account: Account) -> list[tuple[float, int]]:
-        own, defaults = account.limits, self._defaults
+        own, defaults = account.limits, self.defaults
         limits = (
             (MINUTE_S, _first(own.calls_per_minute, defaults.calls_per_minute)),
             (DAY_S, _first(own.calls_per_day, defaults.calls_per_day)),

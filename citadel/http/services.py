@@ -21,7 +21,6 @@ from citadel.runtime.registry import Registry
 class Services:
     """`started_at` in Unix seconds."""
 
-    config: Config
     store: AsyncStore
     registry: Registry
     ledger: Ledger
@@ -29,6 +28,11 @@ class Services:
     gate: Gate
     bodies: BodyReader
     started_at: int
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.registry.config
 
 
 SERVICES: Final = web.AppKey("services", Services)

@@ -37,7 +37,7 @@ class Entry:
     `waiting` calls are not in the slots yet, in the order they came. The model stands in the queue since `asked_at`,
     and is kept there until `held_until` though nobody waits (both monotonic). `backoff_s` is how long the last failed
     start closed the door; `deaths` are those of its engines lately. `info` is of the last load. `dismissed`: to be
-    unloaded as soon as it is idle.
+    unloaded as soon as it is idle. `stale`: `prepared` is of settings that have changed.
     """
 
     id: str
@@ -52,6 +52,7 @@ class Entry:
     backoff_s: float = 0.0
     deaths: list[float] = field(default_factory=list[float])
     dismissed: bool = False
+    stale: bool = False
     pinned: bool = field(init=False)
     info: EngineInfo | None = None
 
@@ -76,6 +77,7 @@ class ModelStatus:
     waiting: int = 0
     pinned: bool = False
     draining: bool = False
+    slots: int = 1
 
 
 def status_of(entry: Entry, now: float) -> ModelStatus:
@@ -86,13 +88,20 @@ def status_of(entry: Entry, now: float) -> ModelStatus:
         cold_start_s=max(1, math.ceil(entry.expected_load_s)),
         waiting=len(entry.waiting),
         pinned=entry.pinned,
+        slots=entry.settings.effective_slots,
     )
     match phase:
         case Starting():
             return replace(status, progress=phase.progress, remaining_s=remaining_load_s(phase, now))
         case Loaded():
             waiting = status.waiting + len(phase.slots.waiting)
-            return replace(status, running=len(phase.slots.running), waiting=waiting, draining=phase.draining)
+            return replace(
+                status,
+                running=len(phase.slots.running),
+                waiting=waiting,
+                draining=phase.draining,
+                slots=phase.slots.capacity,
+            )
         case Unavailable():
             return replace(status, reason=phase.reason)
         case _:

@@ -14,29 +14,28 @@ from citadel.runtime.installed import AdapterOf, Prepared
 class Preparations:
     """`changed` is called when one has ended."""
 
-    def __init__(self, config: Config, adapter_of: AdapterOf, changed: Callable[[], None]) -> None:
-        self._config = config
+    def __init__(self, adapter_of: AdapterOf, changed: Callable[[], None]) -> None:
         self._adapter_of = adapter_of
         self._changed = changed
 
-    def of(self, entry: Entry, *, fetch: bool) -> asyncio.Task[Prepared]:
+    def of(self, entry: Entry, config: Config, *, fetch: bool) -> asyncio.Task[Prepared]:
         """The one under way, or a new one; `fetch` allows a download. It fails as `installed.prepare` does."""
         if entry.preparing is None:
-            entry.preparing = asyncio.create_task(self._prepare(entry, fetch=fetch), name=f"prepare {entry.id}")
+            entry.preparing = asyncio.create_task(self._prepare(entry, config, fetch=fetch), name=f"prepare {entry.id}")
         return entry.preparing
 
-    async def missing(self, entry: Entry) -> str | None:
+    async def missing(self, entry: Entry, config: Config) -> str | None:
         """Why the weights are not on this disk, or None."""
         try:
-            await asyncio.to_thread(sources.locate, entry.id, entry.settings.source, self._config.folder)
+            await asyncio.to_thread(sources.locate, entry.id, entry.settings.source, config.folder)
         except sources.SourceMissing as missing:
             return str(missing)
         return None
 
-    async def _prepare(self, entry: Entry, *, fetch: bool) -> Prepared:
+    async def _prepare(self, entry: Entry, config: Config, *, fetch: bool) -> Prepared:
         try:
-            arguments = entry.id, self._config, self._adapter_of
-            may_fetch = fetch and self._config.server.auto_download
+            arguments = entry.id, config, self._adapter_of
+            may_fetch = fetch and config.server.auto_download
             entry.prepared = await asyncio.to_thread(installed.prepare, *arguments, fetch=may_fetch)
         finally:
             entry.preparing = None

@@ -57,7 +57,7 @@ class Registry:
         learned: Mapping[str, float],
         on_loaded: Callable[[str, float], None],
     ) -> None:
-        self._config = config
+        self.config = config
         self._on_loaded = on_loaded
         self._models = {
             id_: Entry(id_, settings, learned.get(id_, settings.cold_start_s))
@@ -68,7 +68,7 @@ class Registry:
         """Loads and unloads under way."""
         self._wake = asyncio.Event()
         self.leases = LeaseDesk(self._queue, config.gpu.lease_expiry_s, self._wake.set)
-        self._preparations = Preparations(config, adapter_of, self._wake.set)
+        self._preparations = Preparations(adapter_of, self._wake.set)
         self._considering: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._closer = Closer(self._wake.set)
@@ -122,9 +122,9 @@ class Registry:
             return entry.prepared
         self._refuse_in_backoff(entry)
         try:
-            return await asyncio.shield(self._preparations.of(entry, fetch=False))
+            return await asyncio.shield(self._preparations.of(entry, self.config, fetch=False))
         except sources.SourceMissing as missing:
-            if missing.fetchable and self._config.server.auto_download:
+            if missing.fetchable and self.config.server.auto_download:
                 return None
             self._missing(entry, str(missing))
             raise LlmUnavailable(model, str(missing)) from None
@@ -195,6 +195,23 @@ class Registry:
         """A pinned model is not unloaded to make room. It holds until the server ends."""
         self._models[model].pinned = pinned
         self._wake.set()
+
+    def reload(self, config: Config) -> dict[str, str]:
+        """Take a new configuration without touching running calls; returns what takes effect later, by model id."""
+        later: dict[str, str] = {}
+        for id_, settings in config.models.items():
+            entry = self._models.setdefault(id_, Entry(id_, settings, settings.cold_start_s))
+            if settings.loads_differently(entry.settings):
+                entry.stale = True
+                later |= {id_: "with its next load"} if isinstance(entry.phase, (Loaded, Starting)) else {}
+            entry.settings, entry.pinned = settings, settings.pin
+            self._forget_stale(entry)
+        for id_ in self._models.keys() - config.models.keys():
+            self.unload(id_)
+            later[id_] = "it is unloaded when its calls have ended"
+        self.config = config
+        self._wake.set()
+        return later
 
     # -- for those who look
 
@@ -268,12 +285,12 @@ class Registry:
                     await self._wake.wait()
             self._wake.clear()
             askers, self._considering = self._considering, []
-            gpu = self._config.gpu
+            gpu = self.config.gpu
             booked = [resident.need for resident in picture.residents(self._models.values())] + self._closer.booked
             free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
             self._prune_queue()
             view = picture.view(
-                self._models.values(), self._queue, self.leases, free, self._config.gpu, working=bool(self._operations)
+                self._models.values(), self._queue, self.leases, free, self.config.gpu, working=bool(self._operations)
             )
             self._look_again_at = None
             for effect in gpu_queue.decide(view):
@@ -285,9 +302,7 @@ class Registry:
     def _pause(self) -> float | None:
         """Seconds until something is due that no event announces; None if nothing is."""
         times = [self._look_again_at, self.leases.next_expiry()]
-        return waiting.pause(
-            self._queue, picture.residents(self._models.values()), times, self._config.gpu.busy_after_s
-        )
+        return waiting.pause(self._queue, picture.residents(self._models.values()), times, self.config.gpu.busy_after_s)
 
     async def considered(self) -> None:
         """Wait until the worker has looked at the picture as it is now."""
@@ -313,12 +328,12 @@ class Registry:
         for each in list(self._queue):
             if isinstance(each, Lease):
                 media = True
-            elif media and each.waiting and now - each.asked_at >= self._config.gpu.busy_after_s:
+            elif media and each.waiting and now - each.asked_at >= self.config.gpu.busy_after_s:
                 self._queue.remove(each)
                 waited = round(now - each.asked_at)
                 self._fail(each, each.waiting, GpuBusy(f"media jobs have held the queue for {waited} s"))
             elif each.prepared is None and each.preparing is None:
-                task = self._preparations.of(each, fetch=True)
+                task = self._preparations.of(each, self.config, fetch=True)
                 task.add_done_callback(lambda done, entry=each: self._preparation_ended(entry, done))
 
     def _perform(self, effect: gpu_queue.Effect) -> None:
@@ -374,7 +389,7 @@ class Registry:
 
     async def _look_for_weights(self) -> None:
         for entry in self._models.values():
-            missing = await self._preparations.missing(entry)
+            missing = await self._preparations.missing(entry, self.config)
             if missing is not None and isinstance(entry.phase, Stopped):
                 self._missing(entry, missing)
 
@@ -422,12 +437,18 @@ class Registry:
         self._move(entry, Unloading(engine))
         self._begin(self._close_engine(entry, engine), f"unload {entry.id}")
 
+    def _forget_stale(self, entry: Entry) -> None:
+        """What was read of files that the configuration no longer names; a loaded model is still described by it."""
+        if entry.stale and not isinstance(entry.phase, (Loaded, Starting, Unloading)):
+            entry.stale, entry.prepared = False, None
+
     async def _close_engine(self, entry: Entry, engine: Engine) -> None:
         need = entry.prepared.need if entry.prepared is not None else Need()
         try:
             await self._closer.close(entry.id, engine, need)
         finally:
             self._move(entry, Stopped())
+            self._forget_stale(entry)
             if len(entry.deaths) > 1 and engine.dead is not None:
                 self._storm(entry, engine.dead)
 
