@@ -10,15 +10,17 @@ One queue, first come, first served, orders all who want the GPU: loads of model
  7. The first of the queue is served if it fits into what is free; a job that wants the whole GPU when nothing that
     uses the GPU is left.
  8. Else room is made: idle models go first, least recently used first, then busy ones, which are drained and never
-    cut off. Nothing idle is unloaded before the busy ones have drained, so it can answer until then. A model that has
-    been here for less than the minimum residency stays, until the first has waited for the maximum.
+    cut off. Nothing idle is unloaded before the busy ones have drained, so it can answer until then; but one that has
+    drained stays so, or two models could take turns in being busy for ever. A model that has been here for less than
+    the minimum residency stays, until the first has waited for the maximum. A draining model whose calls come to be
+    the first of the queue takes them.
  9. A model for which all of that would not be enough is refused with both numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from citadel.engine import Need
 
@@ -128,30 +130,35 @@ def decide(view: View) -> list[Effect]:
     effects: list[Effect] = [Admit(model) for model in usable]
     if view.working:
         return effects
+    # The calls that are let in now run when the other effects are performed.
+    view = replace(view, residents=[replace(r, busy=r.busy or r.model in usable) for r in view.residents])
     dismissed = next((resident for resident in view.residents if resident.dismissed and not resident.busy), None)
     if dismissed is not None:
         return [*effects, Unload(dismissed.model)]
-    pending = [each for each in view.queue if isinstance(each, Job) or _may_load(each, here)]
+    pending = [each for each in view.queue if isinstance(each, Job) or _has_a_turn(each, here)]
     if (job := _fits_beside(pending, view)) is not None:
         return [*effects, Grant(job.lease)]
     if not pending:
         expired = [Unload(resident.model) for resident in view.residents if _expired(resident, view.now)]
         return [*effects, *_drains(set(), view.residents), *expired[:1]]
-    if any(job.memory is None for job in view.running):
-        return [*effects, *_drains(set(), view.residents)]
     head = pending[0]
+    is_here = isinstance(head, Wanted) and head.model in here
+    if is_here or any(job.memory is None for job in view.running):
+        return [*effects, *_drains(set(), view.residents)]
     return effects + (_serve_job(head, view) if isinstance(head, Job) else _serve_model(head, view))
 
 
-def _may_load(wanted: Wanted, here: dict[str, Resident]) -> bool:
-    return wanted.need is not None and wanted.model not in here
+def _has_a_turn(wanted: Wanted, here: dict[str, Resident]) -> bool:
+    """Whether its being the first means anything: a load can begin, or a model that drains can take calls again."""
+    resident = here.get(wanted.model)
+    return wanted.need is not None if resident is None else resident.draining and not resident.dismissed
 
 
 def _serve_model(wanted: Wanted, view: View) -> list[Effect]:
     assert wanted.need is not None
     victims = _victims(wanted.need, view)
     if victims is None:
-        return [_refusal(wanted.model, wanted.need, view)]
+        return [*_drains(set(), view.residents), _refusal(wanted.model, wanted.need, view)]
     return _after_making_room(Load(wanted.model), wanted.since, victims, view)
 
 
@@ -162,6 +169,8 @@ def _serve_job(job: Job, view: View) -> list[Effect]:
         victims: list[Resident] | None = _others(view)
     else:
         victims = _victims(_as_need(job.memory, view), view)
+        if victims is None and view.running:
+            return _drains(set(), view.residents)
     # A job that states more than the device has gets what can be made free, and must see for itself.
     return _after_making_room(Grant(job.lease), job.since, _others(view) if victims is None else victims, view)
 
@@ -176,38 +185,32 @@ def _after_making_room(then: Effect, since: float, victims: list[Resident], view
     stay_until = max((each.since + view.min_residency_s for each in victims), default=0.0)
     if stay_until > view.now and not overdue:
         return [*_drains(set(), view.residents), LookAgain(min(stay_until, since + view.max_wait_s))]
-    busy = {victim.model for victim in victims if victim.busy}
-    effects = _drains(busy, view.residents)
-    if not victims:
-        effects.append(then)
-    elif not busy:
-        effects.append(Unload(victims[0].model))
-    return effects
+    if any(victim.busy for victim in victims):
+        return _drains({each.model for each in victims if each.busy or each.draining}, view.residents)
+    return [*_drains(set(), view.residents), Unload(victims[0].model) if victims else then]
 
 
 def _fits_beside(pending: Sequence[Wanted | Job], view: View) -> Job | None:
-    """The first job with stated memory that can run now, without taking what somebody before it could have."""
+    """The first job, if it states its memory and runs now without taking what those before it could have."""
     if any(job.memory is None for job in view.running):
         return None
-    for index, job in enumerate(pending):
-        if isinstance(job, Job) and job.memory is not None:
-            left = _less(_free(view), _as_need(job.memory, view))
-            before = pending[:index]
-            if left is not None and all(_not_delayed(each, left, view) for each in before):
-                return job
+    here = {resident.model for resident in view.residents}
+    left = _free(view)
+    for each in pending:
+        if isinstance(each, Job):
+            return each if each.memory is not None and _fits(_as_need(each.memory, view), left) else None
+        if each.need is not None and each.model not in here:
+            rest = _less(left, each.need)
+            if rest is None:
+                return None
+            left = rest
     return None
 
 
-def _not_delayed(first: Wanted | Job, left: Need, view: View) -> bool:
-    if isinstance(first, Job):
-        return first.memory is not None and _less(left, _as_need(first.memory, view)) is not None
-    return first.need is None or _fits(first.need, left)
-
-
-def _drains(busy: set[str], residents: Sequence[Resident]) -> list[Effect]:
+def _drains(wanted: set[str], residents: Sequence[Resident]) -> list[Effect]:
     """What changes so that exactly those models drain, and the dismissed ones."""
-    wanted = {resident.model: resident.model in busy or resident.dismissed for resident in residents}
-    return [Drain(each.model, on=wanted[each.model]) for each in residents if each.draining != wanted[each.model]]
+    drains = {resident.model: resident.model in wanted or resident.dismissed for resident in residents}
+    return [Drain(each.model, on=drains[each.model]) for each in residents if each.draining != drains[each.model]]
 
 
 def _expired(resident: Resident, now: float) -> bool:
@@ -236,25 +239,31 @@ def _fits(need: Need, free: Need) -> bool:
 def _victims(need: Need, view: View) -> list[Resident] | None:
     """The models to unload so that `need` fits, in the order of going; None if that cannot be reached."""
     free, victims = _free(view), list[Resident]()
-    if _fits(need, free):
-        return victims
-    for resident in sorted(view.residents, key=lambda r: (r.busy, r.last_used)):
-        if resident.pinned:
-            continue
-        victims.append(resident)
-        free = Need(free.ram + resident.need.ram, free.gpu + resident.need.gpu)
-        if _fits(need, free):
-            return victims
-    return None
+    # Of the busy ones those that drain already: a drain passed on whenever a call ends would never end.
+    candidates = sorted(view.residents, key=lambda r: (r.busy, r.busy and not r.draining, r.last_used))
+    for resident in candidates:
+        if not resident.pinned and not _fits(need, _plus(free, victims)):
+            victims.append(resident)
+    if not _fits(need, _plus(free, victims)):
+        return None
+    for resident in reversed(victims.copy()):  # what is short may be given by the later ones alone
+        others = [each for each in victims if each is not resident]
+        if _fits(need, _plus(free, others)):
+            victims = others
+    return victims
+
+
+def _plus(free: Need, given: Sequence[Resident]) -> Need:
+    return Need(free.ram + sum(each.need.ram for each in given), free.gpu + sum(each.need.gpu for each in given))
 
 
 def _refusal(model: str, need: Need, view: View) -> Effect:
-    given = [resident.need for resident in view.residents if not resident.pinned]
-    free = _free(view)
-    ram, gpu = free.ram + sum(each.ram for each in given), free.gpu + sum(each.gpu for each in given)
     if view.running:  # a media job is there now; what it leaves free when it goes may be enough
         return LookAgain(view.now + _LOOK_AGAIN_S)
-    return Refuse(model, "GPU memory", need.gpu, gpu) if need.gpu > gpu else Refuse(model, "RAM", need.ram, ram)
+    most = _plus(_free(view), [resident for resident in view.residents if not resident.pinned])
+    if need.gpu > most.gpu:
+        return Refuse(model, "GPU memory", need.gpu, most.gpu)
+    return Refuse(model, "RAM", need.ram, most.ram)
 
 
 _LOOK_AGAIN_S = 5.0

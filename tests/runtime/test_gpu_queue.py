@@ -171,3 +171,53 @@ def test_a_model_stays_for_its_minimum_residency_unless_somebody_waited_the_maxi
     assert decide(view(asked, residents=(resident("b", since=89.0),), **times)) == [Unload("b")]
     long_ago = Wanted("a", Need(ram=GB), since=30.0)
     assert decide(view(long_ago, residents=young, **times)) == [Unload("b")]
+
+
+def test_a_model_whose_calls_are_let_in_is_not_unloaded_as_idle() -> None:
+    """An idle model that took no calls for a moment, and now takes those that stand before the next load."""
+    decided = decide(view(wanted("a"), wanted("b"), residents=(resident("a"),)))
+    assert decided == [Admit("a"), Drain("a", on=True)]
+
+
+def test_the_first_of_the_queue_is_served_also_when_it_is_a_model_that_drains() -> None:
+    """It drained for somebody who left: unloading it for the next one would mean loading it twice."""
+    residents = (resident("a", draining=True),)
+    assert decide(view(wanted("a"), wanted("b"), residents=residents)) == [Drain("a", on=False)]
+
+
+def test_a_model_that_has_drained_takes_no_calls_while_another_one_drains_for_the_same_load() -> None:
+    """Else the two would take turns in being busy, and the load would never begin."""
+    residents = (resident("drained", draining=True), resident("busy", busy=True, draining=True))
+    assert decide(view(wanted("a", 2), wanted("drained"), residents=residents)) == []
+
+
+def test_a_drain_is_not_passed_on_to_another_busy_model() -> None:
+    """The one that drains may have been used last: its calls end."""
+    residents = (
+        resident("drains", busy=True, draining=True, last_used=2),
+        resident("other", busy=True, last_used=1),
+    )
+    assert decide(view(wanted("a"), residents=residents)) == []
+
+
+def test_a_model_that_gives_none_of_what_is_short_is_left_alone() -> None:
+    in_ram = Resident("in ram", Need(ram=5), *[False] * 4, since=0.0, last_used=1.0, expires_at=None)
+    on_gpu = Resident("on gpu", Need(ram=1, gpu=5), *[False] * 4, since=0.0, last_used=2.0, expires_at=None)
+    shared: dict[str, Any] = {"running": (), "has_gpu": True, "working": False, "now": 0.0}
+    decided = decide(View([Wanted("a", Need(gpu=5))], (in_ram, on_gpu), free=Need(ram=9, gpu=1), **shared))
+    assert decided == [Unload("on gpu")]
+
+
+def test_a_job_that_states_more_than_is_there_waits_for_those_that_run() -> None:
+    assert decide(view(small(9), free=5, running=(Job("runs", GB),))) == []
+
+
+def test_a_job_passes_only_what_all_fits_beside_it_together() -> None:
+    assert decide(view(wanted("a", 3), wanted("b", 3), small(), free=6)) == [Load("a")]
+    assert decide(view(wanted("a", 3), wanted("b", 3), small(), free=7)) == [Grant("small")]
+
+
+def test_nobody_drains_for_a_load_that_waits_for_a_media_job() -> None:
+    residents = (resident("b", busy=True, draining=True, pinned=True),)
+    decided = decide(view(wanted("a", 3), free=3, residents=residents, running=(small(),)))
+    assert decided == [Drain("b", on=False), LookAgain(105.0)]
