@@ -115,7 +115,7 @@ def _offer(tool: ToolSpec, where: str) -> Offered:
 def _frames(plan: _Plan) -> tuple[str, list[str]]:
     """Reasoning; then calls, or free text with calls in it, or an answer in its schema or calls instead."""
     lark, answer = plan.lark, plan.answer
-    frames = Frames(lark, plan.format, plan.tools, several=plan.several)
+    frames = Frames(lark, plan.format, plan.tools, several=plan.several, beside_json=answer is not None)
     # Where no call may be made, the model has still seen the tools, and must not begin one.
     names = [tool.name for tool in plan.request.tools]
     markers = frames.markers() if names else []

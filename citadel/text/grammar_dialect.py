@@ -11,7 +11,7 @@ from citadel.text.coerce import quoted as json_string
 from citadel.text.grammar_lark import ANY_NAME, COMMA, Lark, either, none_of, quoted, seq, without
 from citadel.text.grammar_merge import Options, Refuse, chosen, members
 from citadel.text.grammar_schema import Enforced, Schema
-from citadel.text.grammar_strings import conditions
+from citadel.text.grammar_strings import conditions, may_be_empty
 from citadel.text.values import Dialect
 
 _NOT_WRITTEN: Final = ("patternProperties", "minProperties", "maxProperties", "prefixItems", "additionalItems")
@@ -73,7 +73,7 @@ class DialectArguments:
             plain = f'"\'" ({_NO_QUOTE}{conditions(option, self._refuse)}) "\'"' if given else _SINGLE
             return either([self._lark.json({**given, "type": "string"}, {}), self._lark.terminal(plain)])
         condition = without([quote]) + conditions(option, self._refuse)
-        return seq(self._lark.literal(quote), self._lark.until(quote, condition))
+        return seq(self._lark.literal(quote), self._lark.until(quote, condition, empty=may_be_empty(option)))
 
     def _items(self, option: Mapping[str, Any]) -> str:
         schema, least, most = option.get("items", True), option.get("minItems", 0), option.get("maxItems")

@@ -23,6 +23,8 @@ from citadel.text.values import JSON
 _PARAMETERS: Final = frozenset({"llama3_json"})
 """Formats whose objects name the arguments so; the others say `arguments`."""
 
+_SPACE: Final = r"\s{0,2}"
+
 _LISTS: Final = frozenset({"phi4_mini"})
 """Formats whose blocks hold a list though it has an end marker of its own."""
 
@@ -38,13 +40,14 @@ class Offered:
 
 
 class Frames:
-    """The rules of one format. `several`: more than one call may be made."""
+    """The rules of one format. `several`: more than one call may be made. `beside_json`: an answer in JSON may be."""
 
-    def __init__(self, lark: Lark, fmt: Format, tools: Sequence[Offered], *, several: bool) -> None:
+    def __init__(self, lark: Lark, fmt: Format, tools: Sequence[Offered], *, several: bool, beside_json: bool) -> None:
         self._lark = lark
         self._format = fmt
         self._tools = tools
         self._several = several
+        self._beside_json = beside_json
         self._written: dict[tuple[str, object], str] = {}
         self.left_out: list[str] = []
 
@@ -132,12 +135,11 @@ class Frames:
 
     def _bare(self, frame: Frame) -> str:
         # Text may stand here as well, and is read as one lexeme: so what tells the two apart must be one too.
-        space = r"\s{0,2}"
         if frame.objects:
-            return self._chain(frame, space)
+            return self._chain(frame, _SPACE)
         first = self._one_of(
             frame,
-            lambda tool: seq(self._lark.terminal(rf"/{space}\[{escaped(tool.name)}\(/"), self._arguments(frame, tool)),
+            lambda tool: seq(self._lark.terminal(rf"/{_SPACE}\[{escaped(tool.name)}\(/"), self._arguments(frame, tool)),
         )
         return seq(self._more(self._call_rule(frame, frame.head), COMMA, first), quoted("]"))
 
@@ -156,11 +158,18 @@ class Frames:
     def _object(self, tool: Offered, before: str = "") -> str:
         """`{"name": ..., "arguments": {...}}`."""
         key = "parameters" if self._format.name in _PARAMETERS else "arguments"
+        if self._beside_json and any(frame.bare == "{" for frame in self._format.frames):
+            # Its lexemes must be those of the answer, or the first brace would decide which of the two it is.
+            members = {"name": {"const": tool.name}, key: tool.arguments.schema}
+            schema = {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
+            separator = f"/{before}/" if before not in ("", _SPACE) else ""
+            return seq(separator, self._lark.json(schema, tool.arguments.definitions))
         opening = rf'/{before}\{{"name": ?{escaped(json_string(tool.name))}, ?"{key}": ?/'
-        return seq(self._lark.terminal(opening), self.json(tool), quoted("}"))
-
-    def json(self, tool: Offered) -> str:
-        return self._lark.json(tool.arguments.schema, tool.arguments.definitions)
+        return seq(
+            self._lark.terminal(opening),
+            self._lark.json(tool.arguments.schema, tool.arguments.definitions),
+            quoted("}"),
+        )
 
     def _headed(self, frame: Frame, head: Sequence[Part], tool: Offered) -> str:
         parts: list[str] = []

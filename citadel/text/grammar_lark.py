@@ -24,7 +24,7 @@ ANY_NAME: Final = "/[a-zA-Z_][a-zA-Z0-9_]{0,63}/"
 NEWLINE: Final = '"\\n"?'
 COMMA: Final = "/, ?/"
 
-_MAYBE_TOKENS: Final = re.compile(
+MAYBE_TOKENS: Final = re.compile(
     r"<\|\"\|>|<[|｜][^<>|｜]+[|｜]>|｜DSML｜|<\|[^<>|]+>|<[^<>|]+\|>|</?[^<>|｜\"= ]+>|\[/?[A-Z_]+\]"
 )
 """Parts of a marker that are one token in some vocabularies."""
@@ -121,15 +121,21 @@ class Lark:
         """`text`, in which what the model has a token for is that token."""
         return seq(*map(_written, self._parts(text)))
 
-    def until(self, marker: str, free: str) -> str:
-        """Free text, `free` being its condition, and the marker that ends it."""
+    def until(self, marker: str, free: str, *, empty: bool = True) -> str:
+        """Free text, `free` being its condition, and the marker that ends it. `empty`: there may be no text."""
         first, *rest = self._parts(marker)
-        tail = seq(*map(_written, rest))
         if isinstance(first, int):
-            return seq(self.free(free) + "?", _written(first), tail)
+            return seq(self.free(free) + ("?" if empty else ""), *map(_written, (first, *rest)))
         body = f"({ANY_TEXT}{free}) {quoted(first)}"
         # Where a token follows, the text may hold the string many times; else its first occurrence is the end.
-        return seq(self.terminal(body) if rest else self.lazy(body), tail)
+        return seq(self.terminal(body) if rest else self.lazy(body), *map(_written, rest))
+
+    def closed(self, expression: str, marker: str) -> str:
+        """A regular expression and the marker behind it, where `until` may stand as well: so as one lexeme too."""
+        first, *rest = self._parts(marker)
+        if isinstance(first, int):
+            return seq(self.terminal(expression), *map(_written, (first, *rest)))
+        return seq(self.terminal(f"{expression} {quoted(first)}"), *map(_written, rest))
 
     def free(self, condition: str) -> str:
         return self.terminal(SOME_TEXT + condition)
@@ -146,7 +152,7 @@ class Lark:
         """Strings, and ids of tokens."""
         parts: list[str | int] = []
         done = 0
-        for found in _MAYBE_TOKENS.finditer(text):
+        for found in MAYBE_TOKENS.finditer(text):
             token = self.token(found.group())
             if token is not None:
                 if found.start() > done:

@@ -42,6 +42,16 @@ def conditions(schema: Mapping[str, Any], refuse: Callable[[str], None]) -> str:
     return "".join(f" & {part}" for part in parts)
 
 
+def may_be_empty(schema: Mapping[str, Any]) -> bool:
+    """Whether the schema's conditions allow the empty string, which no lexeme is."""
+    if schema.get("minLength", 0) > 0 or "format" in schema:
+        return False
+    try:
+        return re.search(schema.get("pattern", ""), "") is not None
+    except re.error:
+        return False
+
+
 def _searched(pattern: str) -> str | None:
     """A pattern that is searched for, as one that matches the whole text. None if it has anchors inside."""
     start, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")

@@ -6,6 +6,7 @@ where its schema allows other types too, does not look like one of them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from citadel.text.formats import Tagged
 from citadel.text.grammar_lark import ANY_NAME, NEWLINE, Lark, either, none_of, quoted, seq, without
 from citadel.text.grammar_merge import Options, Refuse, chosen, members
 from citadel.text.grammar_schema import Enforced, Schema
-from citadel.text.grammar_strings import conditions
+from citadel.text.grammar_strings import conditions, may_be_empty
 from citadel.text.lexer import Part, Slot
 from citadel.text.values import from_text
 
@@ -23,6 +24,14 @@ NOT_WRITTEN: Final = ("patternProperties", "minProperties", "maxProperties")
 
 _MAX_NAME: Final = 200
 _NO_STRING: Final = ("null", "boolean", "number", "object", "array")
+_NUMERIC: Final = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_INTEGER: Final = "-?(0|[1-9][0-9]{0,30})"
+_SCALARS: Final = {
+    "null": "/null/",
+    "boolean": "/true|false/",
+    "integer": f"/{_INTEGER}/",
+    "number": rf"/{_INTEGER}(\.[0-9]{{1,30}})?([eE][+-]?[0-9]{{1,2}})?/",
+}
 _SPACE: Final = r"[\s\x1c-\x1f]*"
 
 
@@ -100,12 +109,20 @@ class TaggedArguments:
             kinds = _kinds(option, shape)
             if "string" in kinds:
                 texts += self._texts(option, shape)
-            if (value := _without_strings(option, kinds)) is not None:
-                others.append(self._json(value))
+            others += self._others(option, sorted(kinds - {"string"}), beside_text=shape.takes_text)
         if not shape.types and len(self._slots) > 1:
             # Where the model says itself whether a value is a string, one without a schema can be anything.
             others.append(self._json({"type": list(_NO_STRING)}))
         return texts, others
+
+    def _others(self, option: Mapping[str, Any], kinds: Sequence[str], *, beside_text: bool) -> list[str]:
+        """The ways to write a value of these types."""
+        if (values := chosen(option)) is not None:
+            return [self._lark.literal(json.dumps(each) + self._close) for each in values if not isinstance(each, str)]
+        plain = [kind for kind in kinds if beside_text and kind in _SCALARS and not option.keys() & _NUMERIC]
+        ways = [self._lark.closed(_SCALARS[kind], self._close) for kind in plain]
+        rest = [kind for kind in kinds if kind not in plain]
+        return [*ways, self._json({**option, "type": rest})] if rest else ways
 
     def _json(self, schema: Schema) -> str:
         return seq(self._lark.json(schema, self._definitions), self._lark.literal(self._close))
@@ -114,7 +131,7 @@ class TaggedArguments:
         values = chosen(option)
         if values is None:
             condition = without([self._syntax.close]) + conditions(option, self._refuse) + _no_other(shape.types)
-            return [self._lark.until(self._close, condition)]
+            return [self._lark.until(self._close, condition, empty=may_be_empty(option))]
         texts = [text for text in values if isinstance(text, str) and from_text(text, shape) == json_string(text)]
         return [self._lark.literal(text + self._close) for text in texts if self._syntax.close not in text]
 
@@ -125,14 +142,6 @@ def _kinds(option: Mapping[str, Any], shape: Shape) -> frozenset[str]:
     if (values := chosen(option)) is not None:
         return Shape({"enum": values}, {}).types
     return shape.types or frozenset({"string"})
-
-
-def _without_strings(option: Mapping[str, Any], kinds: frozenset[str]) -> dict[str, Any] | None:
-    if not (others := sorted(kinds - {"string"})):
-        return None
-    if (values := chosen(option)) is None:
-        return {**option, "type": others}
-    return {"enum": [value for value in values if not isinstance(value, str)]}
 
 
 def _no_other(types: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""Outputs that a grammar lets through: random walks over a vocabulary of bytes, the frames' markers, and a few words."""
+"""Outputs that a grammar lets through: random walks over a vocabulary of bytes, frames' markers, and a few words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,30 @@ from dataclasses import dataclass, field
 
 import llguidance
 
-WORDS = ("Oslo", "hello ", "é", "漢", "null", "true", "17", "-2.5", "2024-05-06", "a b", '"}', "}\n", "\n", " ", "<", "</", "\\n")
+from citadel.text import channels
+from citadel.text.formats import Format, Tagged
+from citadel.text.grammar_lark import MAYBE_TOKENS
+from citadel.text.lexer import Maybe
+
+WORDS = (
+    "Oslo",
+    "hello ",
+    "é",
+    "漢",
+    "null",
+    "true",
+    "17",
+    "-2.5",
+    "2024-05-06",
+    "a b",
+    '"}',
+    "}\n",
+    "\n",
+    " ",
+    "<",
+    "</",
+    "\\n",
+)
 CLOSERS = '"}])>'
 _END = 256
 
@@ -106,3 +129,28 @@ def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
         tokens += [vocabulary.ids[marker]] if marker else list(text[0].encode())
         text = text[len(marker) if marker else 1 :]
     return tokens
+
+
+def markers_of(fmt: Format) -> list[str]:
+    """All that the format's frames are made of."""
+    found = [marker for one in fmt.thinking for marker in (one.open, one.close)]
+    if fmt.channels:
+        found += [*channels.MARKERS, "<|message|>", "<|constrain|>"]
+    for frame in fmt.frames:
+        parts = [*frame.head, *frame.tail]
+        if isinstance(frame.arguments, Tagged):
+            found.append(frame.arguments.close)
+            parts += frame.arguments.header
+        else:
+            found.append(frame.arguments.quote)
+        parts += [each for part in parts if isinstance(part, Maybe) for each in part.parts]
+        found += [frame.open, frame.close, *(part for part in parts if isinstance(part, str))]
+    return [marker for marker in found if len(marker) > 1]
+
+
+def vocabulary_of(fmt: Format, *, special: bool) -> Vocabulary:
+    """With `special`, what looks like a token in the markers is one, as in the family's own vocabularies."""
+    markers = markers_of(fmt)
+    return Vocabulary(
+        [each for marker in markers for each in MAYBE_TOKENS.findall(marker)] if special else markers, special=special
+    )
