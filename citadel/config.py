@@ -96,8 +96,10 @@ class Gpu(_Table):
     busy_after_s: Seconds = 900
     memory_limit_gb: Gigabytes | None = None
     ram_limit_gb: Gigabytes | None = None
-    min_residency_s: Seconds = 0
+    min_residency_s: Seconds = 30
+    """A model in use takes calls at least this long before it drains for another one; idle, it goes at once."""
     max_wait_s: Seconds = 300
+    """Who has waited this long need not wait for the other's minimum residency."""
 
 
 class SamplingDefaults(_Table):

@@ -11,9 +11,9 @@ One queue, first come, first served, orders all who want the GPU: loads of model
     uses the GPU is left.
  8. Else room is made: idle models go first, least recently used first, then busy ones, which are drained and never
     cut off. Nothing idle is unloaded before the busy ones have drained, so it can answer until then; but one that has
-    drained stays so, or two models could take turns in being busy for ever. A model that has been here for less than
-    the minimum residency stays, until the first has waited for the maximum. A draining model whose calls come to be
-    the first of the queue takes them.
+    drained stays so, or two models could take turns in being busy for ever. A busy model that has been here for less
+    than the minimum residency goes on taking calls, until the first has waited for the maximum. A draining model
+    whose calls come to be the first of the queue takes them.
  9. A model for which all of that would not be enough is refused with both numbers.
 """
 
@@ -182,7 +182,7 @@ def _others(view: View) -> list[Resident]:
 
 def _after_making_room(then: Effect, since: float, victims: list[Resident], view: View) -> list[Effect]:
     overdue = view.now - since >= view.max_wait_s
-    stay_until = max((each.since + view.min_residency_s for each in victims), default=0.0)
+    stay_until = max((each.since + view.min_residency_s for each in victims if each.busy), default=0.0)
     if stay_until > view.now and not overdue:
         return [*_drains(set(), view.residents), LookAgain(min(stay_until, since + view.max_wait_s))]
     if any(victim.busy for victim in victims):

@@ -71,7 +71,7 @@ def pause(
 
 
 def _occupied_by(models: Iterable[Entry]) -> str:
-    draining: list[str] = []
+    draining, used = list[str](), list[str]()
     for entry in models:
         match entry.phase:
             case Starting():
@@ -80,6 +80,10 @@ def _occupied_by(models: Iterable[Entry]) -> str:
                 return f"{entry.id} is being unloaded"
             case Loaded(draining=True):
                 draining.append(entry.id)
+            case Loaded(slots=slots) if not slots.idle:
+                used.append(entry.id)
             case _:
                 continue
-    return f"{', '.join(draining)} finishes its requests" if draining else "the load has not begun"
+    if draining:
+        return f"{', '.join(draining)} finishes its requests"
+    return f"{', '.join(used)} is in use" if used else "the load has not begun"

@@ -108,10 +108,10 @@ async def test_the_load_time_is_learnt_and_survives_a_restart(tmp_path: Path) ->
             await until_loaded(server, "m")
 
 
-def two_models(folder: Path, **limits: Any) -> Any:
+def two_models(folder: Path, **gpu: Any) -> Any:
     """Memory for one of the two."""
     models = {"a": replay(folder), "b": replay(folder)}
-    return make_config(folder, models, gpu={"ram_limit_gb": 1.5}, **limits)
+    return make_config(folder, models, gpu={"ram_limit_gb": 1.5, "min_residency_s": 0, **gpu})
 
 
 async def test_a_second_model_takes_the_place_of_an_idle_one(tmp_path: Path) -> None:
@@ -146,6 +146,18 @@ async def test_a_model_with_a_running_call_is_drained_and_never_cut_off(tmp_path
         assert data[1]["choices"][0]["delta"] == {"content": "ok"}
         rest, _ = await events_of(running)
         assert "".join(event["choices"][0]["delta"].get("content", "") for event in rest) == "a" * 20
+
+
+async def test_a_model_in_use_takes_calls_for_its_minimum_residency(tmp_path: Path) -> None:
+    config = two_models(tmp_path, min_residency_s=100)
+    async with serving(config) as server, server.chat("endless", model="a", stream=True) as running:
+        await first_event(running)
+        _, error, _ = await refusal(server, 0, model="b")
+        assert error["reason"] == "waiting for the GPU: a is in use"
+        async with server.chat(model="a") as beside:
+            assert beside.status == 200
+        running.close()
+        await until_loaded(server, "b")
 
 
 async def test_a_queued_load_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> None:

@@ -163,14 +163,20 @@ def test_a_job_that_states_more_than_is_free_gets_room_made() -> None:
     assert decide(view(small(9), free=1)) == [Grant("small")]
 
 
-def test_a_model_stays_for_its_minimum_residency_unless_somebody_waited_the_maximum() -> None:
-    young = (resident("b", since=95.0),)
+def test_a_busy_model_takes_calls_for_its_minimum_residency_unless_somebody_waited_the_maximum() -> None:
+    young = (resident("b", busy=True, since=95.0),)
     times: dict[str, Any] = {"min_residency_s": 10.0, "max_wait_s": 60.0}
     asked = Wanted("a", Need(ram=GB), since=99.0)
     assert decide(view(asked, residents=young, **times)) == [LookAgain(105.0)]
-    assert decide(view(asked, residents=(resident("b", since=89.0),), **times)) == [Unload("b")]
+    assert decide(view(asked, residents=(resident("b", busy=True, since=89.0),), **times)) == [Drain("b", on=True)]
     long_ago = Wanted("a", Need(ram=GB), since=30.0)
-    assert decide(view(long_ago, residents=young, **times)) == [Unload("b")]
+    assert decide(view(long_ago, residents=young, **times)) == [Drain("b", on=True)]
+
+
+def test_an_idle_model_goes_at_once_however_young() -> None:
+    times: dict[str, Any] = {"min_residency_s": 10.0, "max_wait_s": 60.0}
+    asked = Wanted("a", Need(ram=GB), since=99.0)
+    assert decide(view(asked, residents=(resident("b", since=95.0),), **times)) == [Unload("b")]
 
 
 def test_a_model_whose_calls_are_let_in_is_not_unloaded_as_idle() -> None:
