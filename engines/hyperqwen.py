@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -69,22 +70,24 @@ class Hyperqwen:
     async def load(spec: EngineSpec, progress: Progress) -> VllmEngine:
         """A cancelled load ends when its thread has: its processes are killed, but an import takes its seconds."""
         load = _Load(spec, progress)
-        thread = asyncio.ensure_future(asyncio.to_thread(load.run))
+        # A future, not a task: the end of the event loop cancels tasks, and no thread.
+        thread = asyncio.get_running_loop().run_in_executor(None, load.run)
         try:
             built = await asyncio.shield(thread)
         except asyncio.CancelledError:
             await _to_the_end(_undo(load, thread))
             raise
         try:
+            progress(_STARTED)
             # vLLM keeps its answer. Asked for by the first job, after a death, it would be waited for for ever.
             await asyncio.wait_for(built.parts.llm.get_supported_tasks(), _ANSWER_S)
+            progress(1.0)
+            return built.engine()
         except BaseException as error:
             await _to_the_end(built.parts.take_down())
             if isinstance(error, Exception):
                 raise LlmUnavailable(spec.model, "it started, and then did not answer") from error
             raise
-        progress(1.0)
-        return built.engine()
 
 
 class _Load:
@@ -104,8 +107,12 @@ class _Load:
             checkpoint = ensure_checkpoint(
                 source, cache_dir, lambda done: self._progress(done * _CONVERTED), self._set_conversion
             )
-            with _STARTING:
+            while not _STARTING.acquire(timeout=_CANCEL_POLL_S):
+                self._stop_if_cancelled()
+            try:
                 return self._start(checkpoint)
+            finally:
+                _STARTING.release()
         except CitadelError:
             raise
         except Exception as error:
@@ -139,12 +146,17 @@ class _Load:
             _LOG.info("starting vLLM for %s: %s", spec.model, plan.layout)
             folder = Path(tempfile.mkdtemp(prefix="citadel-hyperqwen-"))
             self._processes = Processes(folder / "log")
-            built = hyperqwen_start.start(spec, config, checkpoint, folder, self._processes, where)
-        self._progress(_STARTED)
-        return built
+            try:
+                return hyperqwen_start.start(spec, config, checkpoint, folder, self._processes, where)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
 
     def _reached(self, fraction: float) -> None:
         self._progress(fraction)
+        self._stop_if_cancelled()
+
+    def _stop_if_cancelled(self) -> None:
         if self._cancelled:
             raise LlmUnavailable(self._spec.model, "the load was cancelled")
 

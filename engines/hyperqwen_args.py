@@ -26,7 +26,7 @@ QUIET: Final = {
 means to change. What the owner has set stays."""
 
 _PREFILL_TOKENS: Final = 4096
-"""Prompt tokens in one step where no context length asks for more."""
+"""Prompt tokens in one step, where the context length does not ask for more."""
 
 _DRAIN_S: Final = 3600
 """A terminal's Ctrl-C and a service manager's SIGTERM reach vLLM's processes as well as ours. They must then finish
@@ -58,9 +58,15 @@ def check_options(spec: EngineSpec, known: Collection[str]) -> None:
             raise LlmUnavailable(spec.model, f"vLLM has no option {option!r}{hint}")
 
 
-def world_size(options: Mapping[str, Any]) -> int:
+def world_size(spec: EngineSpec) -> int:
     """Over how many workers one copy of the model is spread."""
-    return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+    workers = 1
+    for option in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = spec.options.get(option, 1)
+        if not isinstance(size, int) or size < 1:
+            raise LlmUnavailable(spec.model, f"the option {option!r} is {size!r} and not a number of workers")
+        workers *= size
+    return workers
 
 
 def make_plan(
@@ -88,15 +94,15 @@ def make_plan(
     environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would copy our threads' locks as they stand
     layout = "one process with the GPU's defaults"
     if platform == "cpu":
-        arguments |= _cpu_arguments(spec.options.get("max_model_len", context))
-        layout = _cpu_environment(environment, world_size(spec.options), cores, owner)
-    elif (workers := world_size(spec.options)) > 1:
+        arguments |= _cpu_arguments(spec.slots, spec.options.get("max_model_len", context) or _PREFILL_TOKENS)
+        layout = _cpu_environment(environment, world_size(spec), cores, owner)
+    elif (workers := world_size(spec)) > 1:
         layout = f"{workers} workers, one for each GPU"
     arguments |= spec.options
     return Plan(arguments, environment, layout)
 
 
-def _cpu_arguments(context: int | None) -> dict[str, Any]:
+def _cpu_arguments(slots: int, context: int) -> dict[str, Any]:
     return {
         # No compiling, and a cache of stated size: then vLLM starts without its warm-up.
         "enforce_eager": True,
@@ -104,7 +110,7 @@ def _cpu_arguments(context: int | None) -> dict[str, Any]:
         "block_size": 32,
         # vLLM's CPU build dies of a seeded request whose prompt is computed in parts; so each is computed in one.
         "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(_PREFILL_TOKENS, context or 0),
+        "max_num_batched_tokens": max(context, min(_PREFILL_TOKENS, slots * context)),
     }
 
 

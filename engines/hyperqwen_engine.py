@@ -60,13 +60,15 @@ class Parts:
     async def take_down(self) -> None:
         """Stop everything and leave nothing: process, thread, task, socket, file. Whatever state they are in."""
         await asyncio.to_thread(self._stop)
+        await self._end_tasks()
+        del self.llm  # vLLM keeps frames of its start, and they would keep this
+
+    async def _end_tasks(self) -> None:
         client: BackgroundResources = self.llm.engine_core.resources
         tasks: list[asyncio.Task[Any] | None] = [self.llm.output_handler, client.output_queue_task]
         if running := [task for task in tasks if task is not None]:
             await asyncio.wait(running, timeout=_TASKS_S)
         await asyncio.to_thread(client.ctx.destroy, 0)
-        del self.llm  # vLLM keeps frames of its start, and they would keep this
-        await asyncio.to_thread(_give_back)
 
     def _stop(self) -> None:
         self.processes.find()
@@ -75,7 +77,7 @@ class Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Collect the rings that an AsyncLLM leaves, and let the C library return what it only keeps for later."""
     gc.collect()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
@@ -110,7 +112,7 @@ class VllmEngine:
         if (reason := self.dead) is not None:
             raise EngineRestarted(self._model, reason)
         wanted = parameters(job, self._limits)
-        llm = self._parts.llm
+        llm, tokenizer = self._parts.llm, self._tokenizer
         outputs = llm.generate(tokens_input(list(job.prompt)), wanted, job.id)
         logprobs = job.sampling.logprobs
         started = ended = False
@@ -125,14 +127,14 @@ class VllmEngine:
                     if part.finish_reason is not None:
                         ended = True
                         finish = self._finish(part.finish_reason, job, started)
-                        text += self._cut_character(unshown + token_ids, finish)
+                        text += _cut_character(tokenizer, unshown + token_ids, finish)
                     started = True
                     unshown = token_ids if text else unshown + token_ids
                     yield Piece(
                         text,
                         token_ids,
                         output.num_cached_tokens or 0,
-                        () if logprobs is None else self._logprobs(part, logprobs),
+                        () if logprobs is None else _logprobs(tokenizer, part, logprobs),
                         finish,
                     )
         except CitadelError:
@@ -156,6 +158,8 @@ class VllmEngine:
             self._loop.remove_reader(sentinel)
         await self._parts.llm.abort(list(self._running))
         await self._parts.take_down()
+        del self._tokenizer
+        await asyncio.to_thread(give_back)
 
     def _finish(self, reason: str, job: Job, started: bool) -> EngineFinish:
         if (finish := _FINISH.get(reason)) is not None:
@@ -165,22 +169,6 @@ class VllmEngine:
         if job.grammar is not None and not started:
             raise BadRequest("The grammar made from the request could not be used")
         raise EdgeError(f"{self._model} ended the answer without a reason of ours: {reason}")
-
-    def _cut_character(self, token_ids: tuple[int, ...], finish: EngineFinish) -> str:
-        """What the output ends with if its last tokens are part of a character: vLLM waits for the rest for ever."""
-        shown = token_ids[:-1] if finish == "stop" else token_ids
-        decoded = self._tokenizer.decode(shown)
-        return decoded[len(decoded.rstrip("\ufffd")) :]
-
-    def _logprobs(self, part: CompletionOutput, alternatives: int) -> tuple[TokenLogprob, ...]:
-        text_of = self._tokenizer.token_bytes
-        entries: list[TokenLogprob] = []
-        positions = cast("Sequence[Mapping[int, Logprob]]", part.logprobs or ())
-        for token_id, candidates in zip(part.token_ids, positions, strict=True):
-            best = sorted(candidates.items(), key=lambda candidate: -candidate[1].logprob)[:alternatives]
-            top = tuple(TokenLogprob(other, text_of(other), candidate.logprob) for other, candidate in best)
-            entries.append(TokenLogprob(token_id, text_of(token_id), candidates[token_id].logprob, top))
-        return tuple(entries)
 
     async def _translated(self, error: Exception, started: bool) -> CitadelError:
         if isinstance(error, EngineDeadError) or self.dead is not None:
@@ -204,6 +192,24 @@ class VllmEngine:
             self._reason = reason
             _LOG.error("the engine of %s ended: %s", self._model, reason)
         return self._reason
+
+
+def _cut_character(tokenizer: HfTokenizer, token_ids: tuple[int, ...], finish: EngineFinish) -> str:
+    """What the output ends with if its last tokens are part of a character: vLLM waits for the rest for ever."""
+    shown = token_ids[:-1] if finish == "stop" else token_ids
+    decoded = tokenizer.decode(shown)
+    return decoded[len(decoded.rstrip("\ufffd")) :]
+
+
+def _logprobs(tokenizer: HfTokenizer, part: CompletionOutput, alternatives: int) -> tuple[TokenLogprob, ...]:
+    text_of = tokenizer.token_bytes
+    entries: list[TokenLogprob] = []
+    positions = cast("Sequence[Mapping[int, Logprob]]", part.logprobs or ())
+    for token_id, candidates in zip(part.token_ids, positions, strict=True):
+        best = sorted(candidates.items(), key=lambda candidate: -candidate[1].logprob)[:alternatives]
+        top = tuple(TokenLogprob(other, text_of(other), candidate.logprob) for other, candidate in best)
+        entries.append(TokenLogprob(token_id, text_of(token_id), candidates[token_id].logprob, top))
+    return tuple(entries)
 
 
 class _ExpectedRecords(logging.Filter):

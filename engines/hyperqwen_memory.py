@@ -107,7 +107,7 @@ def kv_bytes(spec: EngineSpec, where: Platform) -> int:
                 f"it may use {spec.memory_bytes / 1e9:.2f} GB; its weights take {measures.weights / 1e9:.2f} and vLLM "
                 f"itself {_overhead(where) / 1e9:.2f}, which leaves nothing for the cache",
             )
-    return total // world_size(spec.options)
+    return total // world_size(spec)
 
 
 def _overhead(where: Platform) -> int:
@@ -117,7 +117,7 @@ def _overhead(where: Platform) -> int:
 def _wanted_kv(spec: EngineSpec, measures: Shape) -> int:
     """The size of all workers' caches where the owner gives no total."""
     if isinstance(given := spec.options.get("kv_cache_memory_bytes"), int):
-        return given * world_size(spec.options)
+        return given * world_size(spec)
     context = spec.context_length or measures.context_length or _CONTEXT
     tokens = max(context, spec.slots * context // _SHORT_JOBS)
     return (-(-tokens // _BLOCK) + 1) * _BLOCK * measures.token_bytes

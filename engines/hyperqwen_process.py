@@ -49,7 +49,7 @@ class Processes:
 
     def find(self) -> None:
         self._engines |= {pid: engine for pid, engine in _engines().items() if pid not in self._earlier}
-        for pid in self._engines:
+        for pid in list(self._engines):
             with contextlib.suppress(psutil.NoSuchProcess):
                 for worker in psutil.Process(pid).children(recursive=True):
                     self._workers.setdefault(worker.pid, worker)
@@ -68,9 +68,9 @@ class Processes:
     def kill(self) -> None:
         """Send SIGKILL to all that there are by now."""
         self.find()
-        for engine in self._engines.values():
+        for engine in list(self._engines.values()):
             engine.kill()
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()
 
@@ -95,7 +95,17 @@ class Processes:
             engine.join(_GRACE_S)
             if engine.exitcode is not None and engine.exitcode < 0:
                 return f"its process was ended by {signal.Signals(-engine.exitcode).name}"
-        return _last_error(self._log) or "its process ended"
+        return self.last_error() or "its process ended"
+
+    def last_error(self) -> str | None:
+        """The last line of the last traceback in the engine's own log."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, self._log.stat().st_size - _LOG_TAIL))
+                raised = _RAISED.findall(file.read().decode("utf-8", "replace"))
+        except OSError:
+            return None
+        return raised[-1] if raised else None
 
 
 def _engines() -> dict[int, BaseProcess]:
@@ -117,14 +127,3 @@ def _semaphores_of(pids: tuple[int, ...]) -> set[str]:
             held |= {int(line.split()[4]) for line in maps if f"{_SEMAPHORES}/sem." in line}
     files = _SEMAPHORES.glob("sem.mp-*") if held else ()
     return {f"/{file.name.removeprefix('sem.')}" for file in files if file.stat().st_ino in held}
-
-
-def _last_error(log: Path) -> str | None:
-    """The last line of the last traceback in the engine's own log."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_TAIL))
-            raised = _RAISED.findall(file.read().decode("utf-8", "replace"))
-    except OSError:
-        return None
-    return raised[-1] if raised else None

@@ -7,13 +7,14 @@ import ctypes
 import dataclasses
 import gc
 import json
-import shutil
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import vllm
 import vllm.logger
+from pydantic import ValidationError
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.config.logging import LoggingConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -26,10 +27,12 @@ from citadel.engine import EngineInfo, EngineSpec
 from citadel.errors import LlmUnavailable
 from engines.hf_tokenizer import HfTokenizer, read_json
 from engines.hyperqwen_args import Plan, Platform, check_options
-from engines.hyperqwen_engine import Parts, VllmEngine
+from engines.hyperqwen_engine import Parts, VllmEngine, give_back
 from engines.hyperqwen_jobs import Limits
 from engines.hyperqwen_memory import revision
 from engines.hyperqwen_process import Processes
+
+_LOG: Final = logging.getLogger(__name__)
 
 _M_MMAP_THRESHOLD: Final = -3
 _MAPPED_BYTES: Final = 256 << 10
@@ -68,29 +71,34 @@ def start(
     spec: EngineSpec, config: VllmConfig, checkpoint: Path, folder: Path, processes: Processes, where: Platform
 ) -> Built:
     """Start the engine's process and wait until it is ready. Nothing is left of it if that fails."""
-    try:
-        _log_to(folder, config)
-        llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
-        processes.find()
-        _warm_up(llm)
-        tokenizer = HfTokenizer(checkpoint)
-    except Exception as error:
-        processes.clear()
-        reason = processes.obituary() if processes.pids else _reason(error)
-        shutil.rmtree(folder, ignore_errors=True)
-        raise LlmUnavailable(spec.model, f"vLLM did not start: {reason}") from error
+    tokenizer = HfTokenizer(checkpoint)
+    fingerprint = f"hyperqwen-{vllm.__version__}-{revision(spec.source, checkpoint)[:8]}"
+    defaults = _sampling_defaults(checkpoint)
+    llm = _running(spec, config, folder, processes)
     limits = Limits(
         config.model_config.max_model_len,
         min(tokenizer.vocabulary_size, config.model_config.get_vocab_size()),
         seeds=where == "gpu" or not config.scheduler_config.enable_chunked_prefill,
     )
-    info = EngineInfo(
-        context_length=limits.context_length,
-        slots=config.scheduler_config.max_num_seqs,
-        fingerprint=f"hyperqwen-{vllm.__version__}-{revision(spec.source, checkpoint)[:8]}",
-        sampling_defaults=_sampling_defaults(checkpoint),
-    )
+    info = EngineInfo(limits.context_length, config.scheduler_config.max_num_seqs, fingerprint, defaults)
     return Built(spec.model, Parts(llm, processes, folder), info, limits, tokenizer)
+
+
+def _running(spec: EngineSpec, config: VllmConfig, folder: Path, processes: Processes) -> AsyncLLM:
+    try:
+        _log_to(folder, config)
+        llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        processes.find()
+        _warm_up(llm)
+    except Exception as error:  # noqa: BLE001 - all that vLLM raises means the same here
+        _LOG.debug("vLLM did not start", exc_info=True)
+        reason = processes.last_error() or _reason(error)
+    else:
+        return llm
+    # Not from within the handler: what is raised there holds on to the frames of vLLM's start, and these to sockets.
+    processes.clear()
+    give_back()
+    raise LlmUnavailable(spec.model, f"vLLM did not start: {reason}")
 
 
 def _warm_up(llm: AsyncLLM) -> None:
@@ -121,11 +129,10 @@ def _log_to(folder: Path, config: VllmConfig) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """A validation error of pydantic's says in its second line what a reader wants to know."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 2 and "validation error" in lines[0]:
-        return lines[2] if lines[1].isidentifier() else lines[1]
-    return lines[0] if lines else type(error).__name__
+    """What pydantic wraps in a count of errors, the name of a class and the arguments it was given."""
+    if isinstance(error, ValidationError):
+        return str(error.errors(include_context=False, include_input=False)[0]["msg"]).removeprefix("Value error, ")
+    return str(error) or type(error).__name__
 
 
 def _sampling_defaults(checkpoint: Path) -> dict[str, float]:

@@ -1,0 +1,265 @@
+"""How `hyperqwen` starts vLLM, and what it thinks a load takes; no vLLM is needed to know either."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from citadel.engine import EngineSpec, Need
+from citadel.errors import LlmUnavailable
+from engines import hyperqwen_memory as memory
+from engines.gguf_header import NotGguf, read_header
+from engines.hyperqwen_args import check_options, make_plan
+
+GB = 10**9
+CONFIG = {
+    "num_hidden_layers": 10,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 512,
+    "max_position_embeddings": 4096,
+}
+TOKEN_BYTES = 10 * 2 * 2 * 64 * 2
+"""Layers, key and value, heads, their width, bytes of a bfloat16."""
+
+
+def spec(source: Path = Path("model"), slots: int = 4, context: int | None = 1024, **options: Any) -> EngineSpec:
+    return EngineSpec("m", source, "batch", slots, context, None, Path("cache"), options)
+
+
+def plan(platform: Any = "cpu", owner: dict[str, str] | None = None, context: int | None = 1024, **options: Any):
+    return make_plan(spec(**options), Path("folder"), platform, context, 123, [0, 1, 2, 3], owner or {})
+
+
+def checkpoint(folder: Path, config: dict[str, Any], weights: int = 1000) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(bytes(weights))
+    return folder
+
+
+# The arguments.
+
+
+def test_an_engine_has_the_owners_slots_context_and_cache():
+    arguments = plan().arguments
+    assert arguments["model"] == "folder"
+    assert (arguments["max_num_seqs"], arguments["max_model_len"], arguments["kv_cache_memory_bytes"]) == (4, 1024, 123)
+
+
+def test_grammars_are_llguidances_without_free_whitespace():
+    wanted = {"backend": "guidance", "disable_any_whitespace": True}
+    assert plan().arguments["structured_outputs_config"] == plan("gpu").arguments["structured_outputs_config"] == wanted
+
+
+@pytest.mark.parametrize("context", [512, 4096, 131072])
+def test_on_a_cpu_a_prompt_is_never_computed_in_parts(context: int):
+    arguments = plan(context=context).arguments
+    assert arguments["enable_chunked_prefill"] is False
+    assert arguments["max_num_batched_tokens"] >= context
+
+
+def test_a_context_in_the_options_counts_for_that_too():
+    assert plan(max_model_len=100_000).arguments["max_num_batched_tokens"] == 100_000
+
+
+def test_on_a_gpu_vllm_keeps_its_defaults():
+    added = {"enforce_eager", "enable_chunked_prefill", "max_num_batched_tokens", "block_size"}
+    assert not added & plan("gpu").arguments.keys()
+
+
+def test_without_a_known_context_vllm_finds_its_own():
+    assert "max_model_len" not in plan(context=None).arguments
+
+
+def test_options_win():
+    arguments = plan(enforce_eager=False, enable_chunked_prefill=True, quantization="awq").arguments
+    assert (arguments["enforce_eager"], arguments["enable_chunked_prefill"]) == (False, True)
+    assert arguments["quantization"] == "awq"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("tensor_paralel_size", "did you mean 'tensor_parallel_size'"),
+        ("zzz", "vLLM has no option 'zzz'$"),
+        ("model", "set source of the model instead"),
+        ("max_num_seqs", "set slots of the model instead"),
+        ("disable_log_stats", "it is fixed"),
+    ],
+)
+def test_an_option_that_vllm_lacks_or_that_is_ours_is_refused(option: str, said: str):
+    with pytest.raises(LlmUnavailable) as caught:
+        check_options(spec(**{option: 1}), ["tensor_parallel_size", "model", "max_num_seqs", "disable_log_stats"])
+    assert re.search(said, caught.value.fields["reason"])
+
+
+# The environment.
+
+
+def test_on_a_cpu_the_worker_is_in_the_engines_process_and_leaves_one_core_free():
+    environment = plan().environment
+    assert (environment["VLLM_ENABLE_V1_MULTIPROCESSING"], environment["OMP_NUM_THREADS"]) == ("0", "3")
+
+
+def test_what_the_owner_set_stays():
+    owner = {"OMP_NUM_THREADS": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CONFIGURE_LOGGING": "1"}
+    chosen = plan(owner=owner)
+    assert {**owner, **chosen.environment}.items() >= owner.items()
+    assert "OMP_NUM_THREADS=2" in chosen.layout
+
+
+def test_parallel_workers_on_a_cpu_are_processes_with_cores_of_their_own():
+    chosen = plan(tensor_parallel_size=2)
+    assert chosen.environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert chosen.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
+    assert "OMP_NUM_THREADS" not in chosen.environment
+
+
+def test_more_workers_than_cores_are_not_bound():
+    assert plan(tensor_parallel_size=4, pipeline_parallel_size=2).environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+@pytest.mark.parametrize("size", ["two", 0, -1, 1.5])
+def test_a_number_of_workers_is_a_positive_integer(size: Any):
+    with pytest.raises(LlmUnavailable, match="m cannot be started") as caught:
+        plan(tensor_parallel_size=size)
+    assert "tensor_parallel_size" in caught.value.fields["reason"]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_vllm_tells_nobody_and_never_forks(platform: str):
+    environment = plan(platform).environment
+    assert (environment["VLLM_NO_USAGE_STATS"], environment["DO_NOT_TRACK"]) == ("1", "1")
+    assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+# The memory.
+
+
+def test_a_load_takes_weights_a_cache_for_the_slots_and_vllm_itself(tmp_path: Path):
+    source = checkpoint(tmp_path / "m", CONFIG, weights=5000)
+    need = memory.need(spec(source, slots=16), "cpu")
+    tokens = 16 * 1024 // 4
+    assert need.gpu == 0
+    assert need.ram - 5000 - tokens * TOKEN_BYTES - 1.5 * GB == pytest.approx(0, abs=64 * TOKEN_BYTES)
+
+
+def test_the_cache_has_room_for_one_full_context_at_least(tmp_path: Path):
+    source = checkpoint(tmp_path / "m", CONFIG)
+    assert memory.kv_bytes(spec(source, slots=1, context=None), "cpu") >= 4096 * TOKEN_BYTES
+
+
+def test_a_multimodal_models_measures_are_its_text_models(tmp_path: Path):
+    plain = checkpoint(tmp_path / "plain", CONFIG)
+    nested = checkpoint(tmp_path / "nested", {"model_type": "both", "text_config": CONFIG})
+    assert memory.shape(spec(nested)) == memory.shape(spec(plain))
+
+
+def test_a_latent_cache_is_counted_as_such(tmp_path: Path):
+    source = checkpoint(tmp_path / "m", CONFIG | {"kv_lora_rank": 512, "qk_rope_head_dim": 64})
+    assert memory.shape(spec(source)).token_bytes == 10 * (512 + 64) * 2
+
+
+def test_the_owners_figure_is_the_need_and_the_cache_gets_the_rest(tmp_path: Path):
+    source = checkpoint(tmp_path / "m", CONFIG, weights=5000)
+    owners = EngineSpec("m", source, "batch", 4, 1024, 2 * GB, tmp_path)
+    assert memory.need(owners, "cpu") == Need(ram=2 * GB)
+    assert memory.kv_bytes(owners, "cpu") == 2 * GB - 5000 - 1.5 * GB
+    assert memory.need(owners, "gpu").gpu == 2 * GB
+
+
+def test_a_figure_that_leaves_no_cache_is_refused_with_the_numbers(tmp_path: Path):
+    source = checkpoint(tmp_path / "m", CONFIG)
+    with pytest.raises(LlmUnavailable) as caught:
+        memory.kv_bytes(EngineSpec("m", source, "batch", 4, 1024, 1 * GB, tmp_path), "cpu")
+    assert "it may use 1.00 GB" in caught.value.fields["reason"]
+    assert "vLLM itself 1.50" in caught.value.fields["reason"]
+
+
+def test_the_cache_is_shared_out_among_the_workers(tmp_path: Path):
+    source = checkpoint(tmp_path / "m", CONFIG)
+    alone = memory.kv_bytes(spec(source), "cpu")
+    assert memory.kv_bytes(spec(source, tensor_parallel_size=2), "cpu") == alone // 2
+    assert memory.kv_bytes(spec(source, tensor_parallel_size=2, kv_cache_memory_bytes=77), "cpu") == 77
+
+
+@pytest.mark.parametrize("missing", ["model", "empty/"])
+def test_a_source_without_weights_is_refused(tmp_path: Path, missing: str):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LlmUnavailable):
+        memory.need(spec(tmp_path / missing), "cpu")
+
+
+# Where the model comes from.
+
+
+def test_the_revision_is_the_hubs_commit_where_the_path_names_it(tmp_path: Path):
+    folder = checkpoint(tmp_path / "models--x--y" / "snapshots" / "0123abcd", CONFIG)
+    assert memory.revision(folder, folder) == "0123abcd"
+
+
+def test_else_it_changes_with_the_files(tmp_path: Path):
+    folder = checkpoint(tmp_path / "m", CONFIG)
+    before = memory.revision(folder, folder)
+    assert memory.revision(folder, folder) == before
+    checkpoint(folder, CONFIG, weights=1001)
+    after = memory.revision(folder, folder)
+    checkpoint(folder, CONFIG | {"hidden_size": 1024}, weights=1001)
+    assert len({before, after, memory.revision(folder, folder)}) == 3
+
+
+def test_importing_the_adapter_imports_neither_vllm_nor_torch():
+    code = "import sys, engines.hyperqwen; print({'vllm', 'torch', 'transformers'} & sys.modules.keys())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "set()"
+
+
+# The head of a GGUF file.
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def gguf(pairs: bytes = b"", count: int = 0, tensors: bytes = b"", tensor_count: int = 0) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensor_count, count) + pairs + tensors
+
+
+def test_a_header_is_read_without_its_long_arrays(tmp_path: Path):
+    file = tmp_path / "m.gguf"
+    words = text("vocabulary") + struct.pack("<IIQ", 9, 8, 2000) + text("word") * 2000
+    pairs = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    pairs += words + text("llama.block_count") + struct.pack("<II", 4, 12)
+    pairs += text("llama.heads") + struct.pack("<IIQ", 9, 4, 3) + struct.pack("<III", 1, 2, 3)
+    tensors = text("a") + struct.pack("<IQQIQ", 2, 5, 7, 0, 0) + text("b") + struct.pack("<IQIQ", 1, 6, 0, 0)
+    file.write_bytes(gguf(pairs, 4, tensors, 2))
+    header = read_header(file)
+    assert (header.of_model("block_count"), header.of_model("heads"), header.of_model("absent")) == (
+        12,
+        [1, 2, 3],
+        None,
+    )
+    assert header.metadata["vocabulary"] is None
+    assert header.parameters == 5 * 7 + 6
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no", b"no model at all", b"GGUF", gguf(count=3), b"GGUF" + struct.pack("<I", 9), gguf(b"\xff" * 40, 1)],
+    ids=["empty", "short", "text", "magic", "cut", "version", "garbage"],
+)
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, content: bytes):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(content)
+    with pytest.raises(NotGguf):
+        read_header(file)
+    with pytest.raises(LlmUnavailable):
+        memory.need(spec(file), "cpu")
