@@ -127,7 +127,7 @@ def resident_of(entry: Entry) -> Resident | None:
         pinned=entry.pinned,
         since=phase.since,
         last_used=phase.last_used,
-        expires_at=None if ttl is None else phase.last_used + ttl,
+        expires_at=None if ttl is None or entry.pinned else phase.last_used + ttl,
     )
 
 

@@ -287,11 +287,11 @@ class Registry:
             askers, self._considering = self._considering, []
             gpu = self.config.gpu
             booked = [resident.need for resident in picture.residents(self._models.values())] + self._closer.booked
+            working = bool(self._operations)  # what is measured then may be wrong by the time it has ended
             free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
             self._prune_queue()
-            view = picture.view(
-                self._models.values(), self._queue, self.leases, free, self.config.gpu, working=bool(self._operations)
-            )
+            working = working or bool(self._operations)
+            view = picture.view(self._models.values(), self._queue, self.leases, free, self.config.gpu, working=working)
             self._look_again_at = None
             for effect in gpu_queue.decide(view):
                 self._perform(effect)
@@ -363,6 +363,7 @@ class Registry:
                 self._queue.remove(entry)
                 error = InsufficientMemory(entry.id, kind, needed, free, detail=self._closer.detail)
                 self._fail(entry, entry.waiting, error)
+                self._wake.set()
 
     def _begin(self, operation: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(operation, name=name)

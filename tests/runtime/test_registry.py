@@ -1,0 +1,94 @@
+"""The registry's worker at its edges: what it measures, whom it forgets to look at, whom it unloads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from citadel.runtime import memory
+from citadel.runtime.registry import Registry
+from tests.conftest import Serving, make_config, serving, write_script
+
+
+def config(folder: Path, models: dict[str, dict[str, Any]], **gpu: Any) -> Any:
+    source = write_script(folder / "script.jsonl", [{"pieces": ["ok"]}])
+    return make_config(
+        folder, {name: {"engine": "replay", "source": source, **keys} for name, keys in models.items()}, gpu=gpu
+    )
+
+
+async def answered(server: Serving, model: str) -> None:
+    async with server.chat(model=model) as response:
+        assert response.status == 200, await response.text()
+
+
+async def in_state(server: Serving, model: str, state: str) -> None:
+    async with asyncio.timeout(20):
+        while server.services.registry.status(model).state != state:
+            await server.services.registry.considered()
+
+
+async def test_a_load_that_is_refused_does_not_hold_up_the_next_though_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, told = asyncio.Event(), Registry._loaded
+
+    def tell(*arguments: Any) -> None:
+        told(*arguments)
+        loaded.set()
+
+    monkeypatch.setattr(Registry, "_loaded", tell)
+    models = {"giant": {"memory_gb": 3}, "small": {"memory_gb": 1}}
+    async with serving(config(tmp_path, models, ram_limit_gb=2)) as server:
+        for model in models:
+            await server.services.registry.prepare(model)
+        await server.services.registry.considered()
+        for model in models:
+            server.services.registry.load(model)
+        async with asyncio.timeout(20):
+            await loaded.wait()
+        assert server.services.registry.status("small").state == "loaded"
+
+
+async def test_what_was_measured_during_a_load_is_not_what_is_free_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker looks while `a` loads, and hears what is free when `a` is there: `b` does not fit beside it."""
+    armed, measured, go_on = threading.Event(), threading.Event(), threading.Event()
+    real = memory.free
+
+    def held_up(*arguments: Any) -> Any:
+        free = real(*arguments)
+        if armed.is_set():
+            armed.clear()
+            measured.set()
+            assert go_on.wait(20)
+        return free
+
+    monkeypatch.setattr(memory, "free", held_up)
+    models = {"a": {"memory_gb": 1, "replay": {"load_s": 0.2}}, "b": {"memory_gb": 1}}
+    async with serving(config(tmp_path, models, ram_limit_gb=1.5)) as server:
+        first = asyncio.create_task(answered(server, "a"))
+        await in_state(server, "a", "starting")
+        armed.set()
+        second = asyncio.create_task(answered(server, "b"))
+        await asyncio.to_thread(measured.wait, 20)
+        await first
+        go_on.set()
+        await second
+        assert server.services.registry.status("a").state == "stopped"
+
+
+async def test_a_pinned_model_outlives_its_time_to_live(tmp_path: Path) -> None:
+    models = {"pinned": {"memory_gb": 1, "ttl_s": 0, "pin": True}, "other": {"memory_gb": 1, "ttl_s": 0}}
+    async with serving(config(tmp_path, models, ram_limit_gb=2)) as server:
+        await answered(server, "pinned")
+        await answered(server, "other")
+        await in_state(server, "other", "stopped")
+        assert server.services.registry.status("pinned").state == "loaded"
+        server.services.registry.pin("pinned", pinned=False)
+        await in_state(server, "pinned", "stopped")
