@@ -19,7 +19,7 @@ from citadel.accounts.quota import Ledger, Reservation
 from citadel.aio import merge
 from citadel.config import SamplingDefaults
 from citadel.engine import EngineInfo, Job, Piece, Sampling, Tokenizer
-from citadel.errors import BadRequest, ContextLengthExceeded
+from citadel.errors import BadRequest, ContextLengthExceeded, EngineRestarted
 from citadel.messages import CallEvent, ChatRequest, Delta, Done, Started, TextEvent, Usage
 from citadel.runtime.entry import Ticket
 from citadel.runtime.installed import Prepared
@@ -75,10 +75,14 @@ class Pipeline:
                 if prompt is None:  # the weights came only now, and the tokenizer with them
                     prompt = await self._prompt(request, await self._registry.prepare(request.model))
                 reservation.prompt_ready = reservation.model_ready = True
-                async with aclosing(self._generate(call, prompt, ticket)) as answer:
-                    async for event in answer:
-                        _charge(reservation, event)
-                        yield event
+                try:
+                    async with aclosing(self._generate(call, prompt, ticket)) as answer:
+                        async for event in answer:
+                            _charge(reservation, event)
+                            yield event
+                except EngineRestarted as error:
+                    reason = ticket.failure or str(error.fields["reason"])
+                    raise EngineRestarted(request.model, reason) from error
 
     def _check_choices(self, request: ChatRequest) -> None:
         slots = self._registry.status(request.model).slots

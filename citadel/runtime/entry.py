@@ -16,13 +16,17 @@ from citadel.runtime.watchdog import Attention, Watched
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One call's claim on a model: first for a load where it needs one, then for `n` slots."""
+    """One call's claim on a model: first for a load where it needs one, then for `n` slots.
+
+    `failure`: why its engine was taken away; the engine itself only knows that it was closed.
+    """
 
     model: str
     member: str
     n: int
     granted: asyncio.Future[Engine]
     attention: Attention = field(default_factory=Attention)
+    failure: str | None = None
 
     @property
     def engine(self) -> Engine:

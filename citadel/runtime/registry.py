@@ -468,6 +468,8 @@ class Registry:
         now = time.monotonic()
         entry.deaths = [at for at in entry.deaths if at > now - STORM_S] + [now]
         self._fail(entry, entry.phase.slots.waiting, EngineRestarted(model, reason))
+        for ticket in entry.phase.slots.running:
+            ticket.failure = reason
         self._unload(entry)
         if len(entry.deaths) == 1:
             entry.held_until = math.inf

@@ -78,6 +78,7 @@ async def test_a_stalled_engine_is_restarted_and_other_models_notice_nothing(tmp
                 data, _ = await events_of(stalled)
                 error = data[-1]["error"]
                 assert (error["code"], error["type"], error["model"]) == (502, "engine_restarted", "m")
+                assert error["reason"].startswith("no token for")
             rest, _ = await events_of(beside)
             assert rest[-1]["choices"][0]["finish_reason"] == "stop"
         await until(server, "m", "loaded")  # nobody asked for it
