@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,6 +18,12 @@ MAX_ITEMS: Final = 1000
 """It writes out `maxItems` alternatives; a hundred thousand of them are more than it can number."""
 MAX_ALL_ITEMS: Final = 4000
 MAX_SIZE: Final = {"enum": 4096, "properties": MAX_PROPERTIES, "patternProperties": MAX_PROPERTIES, "pattern": 1000}
+
+MAX_REPETITIONS: Final = 2000
+"""With more, a few characters of output can exhaust its lexer."""
+
+_PARTS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d{1,9}(?:,\d{0,9})?\}|.", re.DOTALL)
+_COUNT: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 NUMBER: Final = (int, float)
 
@@ -101,7 +108,25 @@ def _fits(key: str, value: Any, kinds: object) -> bool:
         return not value or (_distinct(value) and len(value) <= MAX_PROPERTIES)
     if key.endswith("Items") and kinds is int:
         return 0 <= value <= MAX_ITEMS
+    if key == "pattern" and repetitions(value) > MAX_REPETITIONS:
+        return False
     return key not in MAX_SIZE or len(value) <= MAX_SIZE[key]
+
+
+def repetitions(pattern: str) -> int:
+    """How often a part of the pattern may be repeated: counts of groups that lie in each other, multiplied."""
+    groups, last = [1], 1
+    for part in _PARTS.findall(pattern[: MAX_SIZE["pattern"]]):
+        if part == "(":
+            groups.append(1)
+        elif part == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] = max(groups[-1], last)
+        elif (count := _COUNT.fullmatch(part)) is not None:
+            groups[-1] = max(groups[-1], last * max(int(each) for each in count.groups() if each))
+        else:
+            last = 1
+    return max(groups)
 
 
 def _distinct(names: list[Any]) -> bool:

@@ -13,6 +13,7 @@ from citadel.errors import BadRequest
 from citadel.messages import ChatRequest, ToolSpec
 from citadel.text.formats import FORMATS
 from citadel.text.grammar import Grammar, compile_grammar
+from citadel.text.grammar_keywords import repetitions
 from citadel.text.grammar_schema import enforced
 from tests.text.grammar_walk import Vocabulary, accepts, vocabulary_of, walk
 from tests.text.harness import events_of, fold
@@ -158,6 +159,7 @@ CANNOT: dict[str, tuple[Any, str]] = {
     "look-ahead": ({"type": "string", "pattern": "^(?=a).*"}, "pattern"),
     "back reference": ({"type": "string", "pattern": "(a)\\1"}, "pattern"),
     "word boundary": ({"type": "string", "pattern": "\\bfoo"}, "pattern"),
+    "nested repetition": ({"type": "string", "pattern": "^(a{1,100}){1,100}$"}, "pattern"),
     "overlapping oneOf": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
     "overlapping patterns": ({"type": "object", "patternProperties": {"^a": {}, "a$": {}}}, "patternProperties"),
     "optional minProperties": (
@@ -199,6 +201,14 @@ def test_a_strict_tool_that_cannot_be_enforced_is_refused_and_another_loses_the_
     for arguments, wanted in (('{"b": 1}', True), ('{"b": "x"}', False), ("{}", False), ('{"b": 1, "c": 1}', False)):
         text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
         assert accepts(grammar.text, KNOWN, text) is wanted, arguments
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [("a{3}", 3), ("(a{2,3}b){4,}", 12), ("[{2}]a{5}\\{9}", 5), ("(x)(y{7})z{2}", 7), ("a+b*", 1), (")(", 1)],
+)
+def test_repetitions_in_each_other_are_multiplied(pattern: str, count: int) -> None:
+    assert repetitions(pattern) == count
 
 
 def test_one_of_becomes_any_of_where_it_cannot_be_enforced() -> None:
