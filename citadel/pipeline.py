@@ -128,8 +128,9 @@ class Pipeline:
         return self._formats[model, calls]
 
     def forget_formats(self) -> None:
-        """The configuration has changed."""
+        """The configuration has changed, and with it perhaps the model: grammars name its tokens."""
         self._formats.clear()
+        self._grammars = Grammars()
 
     def format_of(self, model: str) -> str | None:
         """The name of the format that the model's output is read in; None until it is recognised."""

@@ -128,6 +128,13 @@ async def test_a_grammar_holds_over_the_whole_output(engine: Any, prompts: list[
     assert pieces[-1].finish == "stop"
 
 
+async def test_a_grammar_names_special_tokens_by_id(engine: Any, prompts: list[list[int]]):
+    token = prompts[0][0]
+    pieces = await all_of(engine, job("token", prompts[0], f'start: "call" <[{token}]> "done"'))
+    assert text_of(pieces) == "call<|im_start|>done"
+    assert token in tokens_of(pieces)
+
+
 @pytest.mark.parametrize("grammar", ["start: unknown", "start: %json {", "", 'start: "a'])
 async def test_a_grammar_that_is_none_is_a_bad_request(engine: Any, prompts: list[list[int]], grammar: str):
     with pytest.raises(BadRequest):
