@@ -137,10 +137,10 @@ def _text_and_calls(plan: _Plan, frames: Frames, free: str) -> tuple[str, str]:
     Two free texts never meet: where the first must stop, the second would go on with what is forbidden in both.
     """
     lark = plan.lark
-    ids = [lark.token(marker) for one in plan.format.thinking for marker in (one.open, one.close)]
-    tokens = [f"<[{each}]>" for each in ids if each is not None]
     text = lark.free(free) + "?"
-    # Markers of reasoning are part of free text, also where they are tokens.
+    # Markers of reasoning are part of free text, also where they are tokens, which text can't spell.
+    markers = [lark.literal(marker) for one in plan.format.thinking for marker in (one.open, one.close)]
+    tokens = [marker for marker in markers if marker.startswith("<[")]
     begun = [seq(text, either(tokens))] if tokens else []
     free_text = rest = seq(f"({begun[0]})*" if begun else "", text)
     if not plan.tools:

@@ -46,9 +46,15 @@ def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, 
         reasoning_end_ids=_single_tokens(tokenizer, [each.close for each in fmt.thinking]),
         new_id=lambda: tool_call_id(fmt.id_style, secrets.randbits(64)),
     )
+    return Prompt(tokenizer.encode(text), reading, _opens_itself(fmt, source, tokenizer, thinks=thinks))
+
+
+def _opens_itself(fmt: Format, source: str, tokenizer: Tokenizer, *, thinks: bool) -> tuple[Thinking, ...]:
+    """The markers that the model knows: its template mentions them, or they are tokens."""
+    if fmt.channels or not thinks:
+        return fmt.thinking if fmt.channels else ()
     knows = token_id_in(tokenizer)
-    known = [each for each in fmt.thinking if each.open.strip() in source or knows(each.open.strip()) is not None]
-    return Prompt(tokenizer.encode(text), reading, tuple(known) if thinks or fmt.channels else ())
+    return tuple(one for one in fmt.thinking if one.open.strip() in source or knows(one.open.strip()) is not None)
 
 
 def _text(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, fmt: Format, *, thinks: bool) -> str:

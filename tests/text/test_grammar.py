@@ -210,6 +210,14 @@ def test_calls_cannot_be_required_in_a_format_without_calls() -> None:
     assert refused.value.fields["param"] == "tool_choice"
 
 
+@pytest.mark.parametrize("fmt", ["mistral", "gemma4", "qwen3_xml"])
+def test_reasoning_after_text_is_free_too(fmt: str) -> None:
+    known = vocabulary(fmt, True)
+    text = STYLES[fmt].render([Say("Well. "), Think("Hm"), Say("Yes.")])
+    for fields in ({}, {"tool_choice": "none"}, {"parallel_tool_calls": False}):
+        assert accepts(compiled(fmt, known, **fields).text, known, text)
+
+
 def test_a_name_that_the_frame_cannot_hold_is_refused() -> None:
     odd = tool('a">b')
     with pytest.raises(BadRequest, match="names"):
