@@ -86,20 +86,19 @@ class Replay:
             options = _Options.model_validate(spec.options)
         except ValidationError as error:
             raise LlmUnavailable(spec.model, f"the table 'replay': {_short(error)}") from None
-        lines = await asyncio.to_thread(_read, spec)
+        lines, revision = await asyncio.to_thread(_read_with_revision, spec)
         for step in range(_PROGRESS_STEPS):
             progress(step / _PROGRESS_STEPS)
             await asyncio.sleep(options.load_s / _PROGRESS_STEPS)
         progress(1.0)
-        return ReplayEngine(spec, lines)
+        return ReplayEngine(spec, lines, revision)
 
 
 class ReplayEngine:
-    def __init__(self, spec: EngineSpec, lines: Sequence[_Line]) -> None:
+    def __init__(self, spec: EngineSpec, lines: Sequence[_Line], revision: str) -> None:
         self._model = spec.model
         self._lines = lines
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        revision = hashlib.sha256(repr(lines).encode()).hexdigest()[:8]
         self.info = EngineInfo(spec.context_length or CONTEXT_LENGTH, spec.slots, f"replay-1-{revision}")
 
     @property
@@ -185,6 +184,10 @@ def _read(spec: EngineSpec) -> list[_Line]:
     if not lines:
         raise LlmUnavailable(spec.model, f"{path.name} has no line to play")
     return lines
+
+
+def _read_with_revision(spec: EngineSpec) -> tuple[list[_Line], str]:
+    return _read(spec), hashlib.sha256(spec.source.read_bytes()).hexdigest()[:8]
 
 
 def _template(lines: Sequence[_Line]) -> str:

@@ -6,8 +6,9 @@ Nothing is sent before the first event, so until then an error still has its own
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Final, NoReturn
 
 import orjson
 import structlog
@@ -21,7 +22,9 @@ from citadel.wire.response import Answering, chunks
 
 log = structlog.get_logger("citadel.http")
 
-SLOW_READER_S: Final = 60
+MAX_BEHIND_S: Final = 60
+MAX_BEHIND_BYTES: Final = 4 * 2**20
+"""A reader that is further behind than this is dropped; what its answer made so far is charged."""
 _HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -31,6 +34,7 @@ async def send(
 ) -> web.StreamResponse:
     """Answer with `events`. Raises what they raise before the first of them."""
     response = web.StreamResponse(headers=_HEADERS)
+    sender = _Sender(request, response)
     fingerprint = ""
     try:
         with gate.call():
@@ -38,19 +42,19 @@ async def send(
                 if isinstance(event, Started):
                     fingerprint = event.fingerprint
                 if data := _lines(answering, event, fingerprint):
-                    await _write(request, response, data)
-        await _write(request, response, _DONE)
+                    await sender.write(data)
+        await sender.write(_DONE)
     except CitadelError as error:
         if not response.prepared:
             raise
-        await _write(request, response, _event(errors.openai_body(error, in_stream=True)) + _DONE)
+        await sender.write(_event(errors.openai_body(error, in_stream=True)) + _DONE)
     except ConnectionError:
         raise
     except Exception:
         if not response.prepared:
             raise
         log.exception("fault of the server")
-        await _write(request, response, _event(errors.openai_body(Internal(), in_stream=True)) + _DONE)
+        await sender.write(_event(errors.openai_body(Internal(), in_stream=True)) + _DONE)
     return response
 
 
@@ -75,14 +79,40 @@ def _event(body: object) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    """Send, waiting for a slow reader a bounded time: the engine does not wait, so what is unread piles up."""
-    if not response.prepared:
-        await response.prepare(request)
-    try:
-        async with asyncio.timeout(SLOW_READER_S):
-            await response.write(data)
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionAbortedError("the reader fell too far behind") from None
+class _Sender:
+    """Writes without waiting for the reader, and drops one that is too far behind: the engine does not wait either."""
+
+    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
+        self._request = request
+        self._response = response
+        self._written = 0
+        self._unread: deque[tuple[int, float]] = deque()
+        """How much was written when, of what is not known to have left."""
+
+    async def write(self, data: bytes) -> None:
+        """Raises ConnectionError when the reader is gone, or is sent away."""
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+            if self._request.transport is not None:
+                # A write never waits: a reader for whom it would have to is dropped before.
+                self._request.transport.set_write_buffer_limits(high=2 * MAX_BEHIND_BYTES)
+        if self._too_far_behind(len(data)):
+            self._drop()
+        now = asyncio.get_running_loop().time()
+        self._written += len(data)
+        self._unread.append((self._written, now))
+        await self._response.write(data)
+
+    def _too_far_behind(self, more: int) -> bool:
+        transport = self._request.transport
+        waiting = transport.get_write_buffer_size() if transport is not None else 0
+        if waiting > 0 and waiting + more > MAX_BEHIND_BYTES:
+            return True
+        while self._unread and self._unread[0][0] <= self._written - waiting:
+            self._unread.popleft()
+        return bool(self._unread) and asyncio.get_running_loop().time() - self._unread[0][1] > MAX_BEHIND_S
+
+    def _drop(self) -> NoReturn:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        raise ConnectionAbortedError("the reader fell too far behind")

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.conftest import Serving, events_of, first_event, make_config, serving, write_script
@@ -200,6 +201,27 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(server: Serving
     async with asyncio.timeout(10):
         while server.services.registry.status("m").running:
             await asyncio.wait({asyncio.ensure_future(answer(server))})
+
+
+@pytest.mark.parametrize(
+    ("bytes_behind", "seconds_behind"),
+    [(4 * 2**20, 60), (2**40, 0.5)],
+)
+async def test_a_reader_that_does_not_read_is_dropped_and_frees_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_behind: int, seconds_behind: float
+) -> None:
+    monkeypatch.setattr("citadel.http.stream.MAX_BEHIND_BYTES", bytes_behind)
+    monkeypatch.setattr("citadel.http.stream.MAX_BEHIND_S", seconds_behind)
+    flood = write_script(tmp_path / "flood.jsonl", [{"pieces": ["x" * 100_000] * 400, "delay_ms": 1}])
+    async with serving(make_config(tmp_path, {"m": {"engine": "replay", "source": flood}})) as server:
+        async with server.chat(stream=True) as response:
+            await first_event(response)
+            async with asyncio.timeout(60):
+                while server.services.registry.status("m").running:
+                    await server.services.registry.considered()
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+        server.services.registry.check_integrity()
 
 
 async def test_an_error_in_mid_stream_is_an_event_and_then_done(server: Serving) -> None:
