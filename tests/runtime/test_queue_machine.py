@@ -185,10 +185,8 @@ class World:
                 self._sees_unload(name)
             case Grant(lease=lease):
                 self._sees_grant(lease)
-            case Refuse(model=name, needed=needed):
-                kept = sum(_shared(each.need, view) for each in view.residents if each.pinned)
-                assert _shared(self.box.models[name].need, view) == needed
-                assert needed + kept > _shared(self.box.memory, view)
+            case Refuse():
+                self._sees_refusal(view, effect)
             case _:
                 pass
 
@@ -219,6 +217,14 @@ class World:
             assert not self.box.running
         self._later(HOLD_S, "lease", lease)
 
+    def _sees_refusal(self, view: View, refusal: Refuse) -> None:
+        """It holds: with all gone that is not pinned, that kind of memory would still fall short."""
+        kind = "gpu" if refusal.kind == "GPU memory" else "ram"
+        kept = sum(getattr(each.need, kind) for each in view.residents if each.pinned)
+        assert refusal.needed == getattr(self.box.models[refusal.model].need, kind)
+        assert refusal.free == getattr(self.box.memory, kind) - kept
+        assert refusal.needed > refusal.free
+
     def check(self) -> None:
         for model in self.box.models.values():
             assert model.draining == (model.name in self.drained)
@@ -228,10 +234,6 @@ class World:
         assert len(self.ended) == len(self.ended - self.waiting.keys() - self.calls.keys())
         for _, came, _ in self.waiting.values():
             assert self.box.now - came <= self.bound_s
-
-
-def _shared(need: Need, view: View) -> int:
-    return need.gpu if view.has_gpu else need.ram
 
 
 class QueueMachine(RuleBasedStateMachine):
