@@ -182,9 +182,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The engine has begun; `fingerprint` names its build and the model's revision."""
+    """The engine has begun; `fingerprint` names its build and the model's revision. `usage` is the prompt's."""
 
     fingerprint: str
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)

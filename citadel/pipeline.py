@@ -17,9 +17,9 @@ import structlog
 from citadel.accounts.auth import Account
 from citadel.accounts.quota import Ledger, Reservation
 from citadel.aio import merge
-from citadel.config import SamplingDefaults
+from citadel.config import Model, SamplingDefaults
 from citadel.engine import EngineInfo, Job, Piece, Sampling, Tokenizer
-from citadel.errors import BadRequest, ContextLengthExceeded, EngineRestarted
+from citadel.errors import BadRequest, ContextLengthExceeded, EngineRestarted, ModelNotFound
 from citadel.messages import CallEvent, ChatRequest, Delta, Done, Started, TextEvent, Usage
 from citadel.runtime.entry import Ticket
 from citadel.runtime.installed import Prepared
@@ -31,8 +31,8 @@ from citadel.text.reader import Reader
 
 log = structlog.get_logger("citadel.pipeline")
 
-_INLINE_CHARACTERS: Final = 16_384
-"""A prompt up to this long is rendered and tokenized on the event loop, in about two milliseconds."""
+_INLINE_BYTES: Final = 8_192
+"""The prompt of a body up to this long is rendered and tokenized on the event loop, in a few milliseconds."""
 
 
 SAMPLING_NAMES: Final = tuple(SamplingDefaults.model_fields)
@@ -40,12 +40,16 @@ SAMPLING_NAMES: Final = tuple(SamplingDefaults.model_fields)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`id` goes into the answer and, with the choice's number, to the engine. `wait_s` is for the model to load."""
+    """`id` goes into the answer and, with the choice's number, to the engine. `wait_s` is for the model to load.
+
+    `body_bytes` of the request: how much work the prompt can be.
+    """
 
     id: str
     account: Account
     request: ChatRequest
     wait_s: float
+    body_bytes: int
 
 
 class Pipeline:
@@ -60,12 +64,15 @@ class Pipeline:
 
     async def run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
         """Events of the answer. What is raised before the first event can still have a status of its own."""
-        request, settings = call.request, self._registry.config.models[call.request.model]
+        request, models = call.request, self._registry.config.models
+        settings = models.get(request.model)
+        if settings is None:  # models.toml was read again since the name was looked up
+            raise ModelNotFound(request.requested_model, list(models))
         self._check_choices(request)
         limits = call.id, call.account, request.model, settings.effective_max_parallel
         with self._ledger.reserve(*limits) as reservation:
             prepared = await self._registry.prepare(request.model)
-            prompt = await self._prompt(request, prepared) if prepared is not None else None
+            prompt = await self._prompt(call, settings, prepared) if prepared is not None else None
             reservation.prompt_ready = prompt is not None
             async with self._registry.call(request.model, call.account.member, request.n) as ticket:
                 every_s = self._registry.config.server.comment_s
@@ -73,10 +80,10 @@ class Pipeline:
                     async for status in waiting:
                         yield status
                 if prompt is None:  # the weights came only now, and the tokenizer with them
-                    prompt = await self._prompt(request, await self._registry.prepare(request.model))
+                    prompt = await self._prompt(call, settings, await self._registry.prepare(request.model))
                 reservation.prompt_ready = reservation.model_ready = True
                 try:
-                    async with aclosing(self._generate(call, prompt, ticket)) as answer:
+                    async with aclosing(self._generate(call, settings, prompt, ticket)) as answer:
                         async for event in answer:
                             _charge(reservation, event)
                             yield event
@@ -89,12 +96,12 @@ class Pipeline:
         if request.n > slots:
             raise BadRequest(f"n: {request.model} has {slots} slots, fewer than {request.n}", param="n")
 
-    async def _prompt(self, request: ChatRequest, prepared: Prepared | None) -> Prompt:
+    async def _prompt(self, call: Call, settings: Model, prepared: Prepared | None) -> Prompt:
         assert prepared is not None
-        fmt = self._format(request.model, prepared, calls=bool(request.tools))
+        request = call.request
+        fmt = self._format(request.model, settings.format, prepared, calls=bool(request.tools))
         making = request, prepared.tokenizer, prepared.chat_template, fmt
-        size = sum(len(message.content or "") for message in request.messages)
-        if self._warm and size <= _INLINE_CHARACTERS:
+        if self._warm and call.body_bytes <= _INLINE_BYTES:
             prompt = prompts.make(*making)
         else:
             prompt = await asyncio.to_thread(prompts.make, *making)
@@ -116,10 +123,9 @@ class Pipeline:
         grammar = self._grammars[key]
         return grammar and grammar.text
 
-    def _format(self, model: str, prepared: Prepared, *, calls: bool) -> Format:
+    def _format(self, model: str, name: str, prepared: Prepared, *, calls: bool) -> Format:
         """The configured format, or the one that the template and the special tokens are recognised by."""
         if (model, calls) not in self._formats:
-            name = self._registry.config.models[model].format
             special_tokens = tuple(prepared.tokenizer.special_tokens.values())
             found = formats.FORMATS.get(name) or formats.recognise(prepared.chat_template, special_tokens)
             used = prompts.with_calls(found, prepared.chat_template) if calls else found
@@ -138,9 +144,11 @@ class Pipeline:
         used = self._formats.get((model, False)) or self._formats.get((model, True))
         return used.name if used is not None else (None if name == "auto" else name)
 
-    async def _generate(self, call: Call, prompt: Prompt, ticket: Ticket) -> AsyncGenerator[CallEvent, None]:
+    async def _generate(
+        self, call: Call, settings: Model, prompt: Prompt, ticket: Ticket
+    ) -> AsyncGenerator[CallEvent, None]:
         request, engine = call.request, ticket.engine
-        sampling = self._sampling(request, engine.info, len(prompt.token_ids))
+        sampling = _sampling(request, settings, engine.info, len(prompt.token_ids))
         readers = [Reader(prompt.reading) for _ in range(request.n)]
         jobs = [
             Job(f"{call.id}-{choice}", prompt.token_ids, _seeded(sampling, choice), prompt.grammar)
@@ -154,7 +162,7 @@ class Pipeline:
                 self._registry.heard(ticket)
                 if not started:
                     started = True
-                    yield Started(engine.info.fingerprint)
+                    yield Started(engine.info.fingerprint, usage)
                 usage = _usage(usage, readers, piece)
                 for event in events:
                     yield Delta(choice, event, usage)
@@ -163,26 +171,27 @@ class Pipeline:
             log.warning("unreadable output", model=request.model, why=complaint)
         yield Done(usage)
 
-    def _sampling(self, request: ChatRequest, info: EngineInfo, prompt_tokens: int) -> Sampling:
-        """The request's values, else the owner's, else the checkpoint's, else OpenAI's."""
-        room = info.context_length - prompt_tokens
-        if room < 1:
-            raise ContextLengthExceeded(info.context_length, prompt_tokens)
-        settings, asked = self._registry.config.models[request.model], request.sampling
-        limits = [asked.max_tokens, settings.max_output_tokens, room]
-        given: dict[str, Any] = {name: value for name in SAMPLING_NAMES if (value := getattr(asked, name)) is not None}
-        max_tokens = min(limit for limit in limits if limit is not None)
-        chosen: dict[str, Any] = {**info.sampling_defaults, **settings.sampling.given(), **given}
-        return Sampling(
-            **chosen,
-            max_tokens=max_tokens,
-            min_tokens=min(asked.min_tokens, max_tokens),
-            seed=asked.seed,
-            logit_bias=asked.logit_bias,
-            ignore_eos=asked.ignore_eos,
-            stop_token_ids=asked.stop_token_ids,
-            logprobs=asked.logprobs,
-        )
+
+def _sampling(request: ChatRequest, settings: Model, info: EngineInfo, prompt_tokens: int) -> Sampling:
+    """The request's values, else the owner's, else the checkpoint's, else OpenAI's."""
+    room = info.context_length - prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(info.context_length, prompt_tokens)
+    asked = request.sampling
+    limits = [asked.max_tokens, settings.max_output_tokens, room]
+    given: dict[str, Any] = {name: value for name in SAMPLING_NAMES if (value := getattr(asked, name)) is not None}
+    max_tokens = min(limit for limit in limits if limit is not None)
+    chosen: dict[str, Any] = {**info.sampling_defaults, **settings.sampling.given(), **given}
+    return Sampling(
+        **chosen,
+        max_tokens=max_tokens,
+        min_tokens=min(asked.min_tokens, max_tokens),
+        seed=asked.seed,
+        logit_bias=asked.logit_bias,
+        ignore_eos=asked.ignore_eos,
+        stop_token_ids=asked.stop_token_ids,
+        logprobs=asked.logprobs,
+    )
 
 
 def _seeded(sampling: Sampling, choice: int) -> Sampling:

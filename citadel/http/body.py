@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from aiohttp import web
@@ -14,6 +14,9 @@ from citadel.errors import BadBody, TooLarge
 
 TIMEOUT_S: Final = 60
 SHARED_BYTES: Final = 256 * 2**20
+FREE_BYTES: Final = 2**20
+"""So much of a body needs no share of the bound: small calls never wait behind large or idle uploads."""
+_ENCODINGS: Final = ("identity", "gzip", "deflate")
 
 
 class BodyReader:
@@ -26,24 +29,34 @@ class BodyReader:
         declared = request.content_length
         if declared is not None and declared > self._limit:
             raise TooLarge(self._limit)
-        compressed = "Content-Encoding" in request.headers
-        share = self._limit if declared is None or compressed else declared
-        async with self._budget.take(share):
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    return await self._all_of(request)
-            except TimeoutError:
-                raise BadBody(f"The body did not come within {TIMEOUT_S} s") from None
-            except (web.RequestPayloadError, ConnectionError, ValueError) as error:
-                raise BadBody from error
+        if request.headers.get("Content-Encoding", "identity").lower() not in _ENCODINGS:
+            raise BadBody
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._all_of(request)
+        except TimeoutError:
+            raise BadBody(f"The body did not come within {TIMEOUT_S} s") from None
+        except (web.RequestPayloadError, ConnectionError, ValueError) as error:
+            raise BadBody from error
 
     async def _all_of(self, request: web.Request) -> bytes:
+        """The first part is read at once; whatever has more must have its share of the bound for it."""
         body = bytearray()
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > self._limit:
-                raise TooLarge(self._limit)
+        await self._up_to(FREE_BYTES, request, body)
+        if request.content.at_eof():
+            return bytes(body)
+        async with self._budget.take(self._limit):
+            await self._up_to(self._limit, request, body)
+        if not request.content.at_eof():
+            raise TooLarge(self._limit)
         return bytes(body)
+
+    async def _up_to(self, size: int, request: web.Request, body: bytearray) -> None:
+        """Read until the end, or until there are more than `size` bytes."""
+        while len(body) <= size and (chunk := await request.content.readany()):
+            body += chunk
+        if len(body) > self._limit:
+            raise TooLarge(self._limit)
 
 
 class _ByteBudget:
@@ -65,7 +78,8 @@ class _ByteBudget:
             if turn.done() and not turn.cancelled():
                 self._free += size
             else:
-                self._waiting.remove((size, turn))
+                with suppress(ValueError):  # passed over already, by somebody who gave back in the same moment
+                    self._waiting.remove((size, turn))
             self._admit()
 
     def _admit(self) -> None:

@@ -17,7 +17,7 @@ from citadel.http.guard import Route
 from citadel.http.middleware import json_response
 from citadel.http.services import SERVICES, Services
 
-Limit = Annotated[int, Field(ge=1)] | None
+Limit = Annotated[int, Field(ge=1, le=2**53)] | None
 MAX_USAGE_DAYS: Final = 366
 
 
@@ -84,7 +84,7 @@ def _model(services: Services, id_: str) -> dict[str, Any]:
 class _NewKey(json_body.Body):
     member: Annotated[str, Field(min_length=1, max_length=100)]
     scopes: Annotated[list[Scope], Field(min_length=1)]
-    expires_days: Annotated[float, Field(gt=0)] | None = None
+    expires_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
     models: list[str] | None = None
     calls_per_minute: Limit = None
     calls_per_day: Limit = None
@@ -137,7 +137,7 @@ async def set_member(request: web.Request) -> web.Response:
 
 async def show_usage(request: web.Request) -> web.Response:
     text = request.query.get("days", "1")
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_USAGE_DAYS):
+    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MAX_USAGE_DAYS):
         raise BadRequest(f"days: a whole number from 1 to {MAX_USAGE_DAYS}", param="days")
     today = day_number(datetime.now(UTC))
     rows = await request.app[SERVICES].store.run(lambda store: store.usage(today - int(text) + 1, today))

@@ -23,8 +23,9 @@ from citadel.pipeline import Call
 from citadel.wire import request as wire
 from citadel.wire.response import Answering, fold
 
-_PARSED_INLINE_BYTES: Final = 2**20
-_WHOLE_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_PARSED_INLINE_BYTES: Final = 2**16
+_MOST_DIGITS: Final = 12
+_WHOLE_NUMBER: Final = re.compile(r"[0-9]+")
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -61,7 +62,7 @@ async def _read_call(request: web.Request, services: Services) -> Call:
     chat = await asyncio.to_thread(wire.chat_request, *arguments) if large else wire.chat_request(*arguments)
     if wait_s is None:
         wait_s = config.server.wait_stream_s if chat.stream else config.server.wait_s
-    return Call(secrets.token_hex(8), request[ACCOUNT], chat, wait_s)
+    return Call(secrets.token_hex(8), request[ACCOUNT], chat, wait_s, len(raw))
 
 
 def _asked_wait(headers: Mapping[str, str], maximum: float) -> float | None:
@@ -71,7 +72,7 @@ def _asked_wait(headers: Mapping[str, str], maximum: float) -> float | None:
         return None
     if _WHOLE_NUMBER.fullmatch(text.strip()) is None:
         raise BadHeader("X-LLM-Wait must be a whole number of seconds")
-    return min(float(text), maximum)
+    return maximum if len(text) > _MOST_DIGITS else min(float(text), maximum)
 
 
 def _model(body: Mapping[str, Any], config: Config, account: Account) -> tuple[str, str]:

@@ -122,15 +122,11 @@ class Registry:
             return entry.prepared
         self._refuse_in_backoff(entry)
         try:
-            return await asyncio.shield(self._preparations.of(entry, self.config, fetch=False))
+            return await asyncio.shield(self._preparation(entry, fetch=False))
         except sources.SourceMissing as missing:
             if missing.fetchable and self.config.server.auto_download:
                 return None
-            self._missing(entry, str(missing))
             raise LlmUnavailable(model, str(missing)) from None
-        except LlmUnavailable as error:
-            self._unavailable(entry, str(error.fields["reason"]))
-            raise
 
     @contextlib.asynccontextmanager
     async def call(self, model: str, member: str, n: int) -> AsyncGenerator[Ticket]:
@@ -333,8 +329,7 @@ class Registry:
                 waited = round(now - each.asked_at)
                 self._fail(each, each.waiting, GpuBusy(f"media jobs have held the queue for {waited} s"))
             elif each.prepared is None and each.preparing is None:
-                task = self._preparations.of(each, self.config, fetch=True)
-                task.add_done_callback(lambda done, entry=each: self._preparation_ended(entry, done))
+                self._preparation(each, fetch=True)
 
     def _perform(self, effect: gpu_queue.Effect) -> None:
         if isinstance(effect, gpu_queue.Grant):
@@ -394,9 +389,20 @@ class Registry:
             if missing is not None and isinstance(entry.phase, Stopped):
                 self._missing(entry, missing)
 
-    def _preparation_ended(self, entry: Entry, task: asyncio.Task[Prepared]) -> None:
-        """If the preparation that queued calls wait for has failed, so have they."""
+    def _preparation(self, entry: Entry, *, fetch: bool) -> asyncio.Task[Prepared]:
+        """The one under way, or a new one. Its failure is taken note of once, however many wait for it."""
+        if entry.preparing is None:
+            task = self._preparations.of(entry, self.config, fetch=fetch)
+            task.add_done_callback(lambda done: self._preparation_ended(entry, done, fetched=fetch))
+        assert entry.preparing is not None
+        return entry.preparing
+
+    def _preparation_ended(self, entry: Entry, task: asyncio.Task[Prepared], *, fetched: bool) -> None:
         if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, sources.SourceMissing) and not fetched:
+            if not (error.fetchable and self.config.server.auto_download):
+                self._missing(entry, str(error))
             return
         if entry in self._queue:
             self._queue.remove(entry)
@@ -431,27 +437,27 @@ class Registry:
         self._move(entry, Loaded(engine, Slots(engine.info.slots), since=now, last_used=now, last_token=now))
         self._admit(entry)
 
-    def _unload(self, entry: Entry) -> None:
+    def _unload(self, entry: Entry, failure: str | None = None) -> None:
         assert isinstance(entry.phase, Loaded)
         engine = entry.phase.engine
         entry.dismissed = False
         self._move(entry, Unloading(engine))
-        self._begin(self._close_engine(entry, engine), f"unload {entry.id}")
+        self._begin(self._close_engine(entry, engine, failure), f"unload {entry.id}")
 
     def _forget_stale(self, entry: Entry) -> None:
         """What was read of files that the configuration no longer names; a loaded model is still described by it."""
         if entry.stale and not isinstance(entry.phase, (Loaded, Starting, Unloading)):
             entry.stale, entry.prepared = False, None
 
-    async def _close_engine(self, entry: Entry, engine: Engine) -> None:
+    async def _close_engine(self, entry: Entry, engine: Engine, failure: str | None) -> None:
         need = entry.prepared.need if entry.prepared is not None else Need()
         try:
             await self._closer.close(entry.id, engine, need)
         finally:
             self._move(entry, Stopped())
             self._forget_stale(entry)
-            if len(entry.deaths) > 1 and engine.dead is not None:
-                self._storm(entry, engine.dead)
+            if failure is not None and len(entry.deaths) > 1:
+                self._storm(entry, failure)
 
     # -- engines that fail
 
@@ -470,7 +476,7 @@ class Registry:
         self._fail(entry, entry.phase.slots.waiting, EngineRestarted(model, reason))
         for ticket in entry.phase.slots.running:
             ticket.failure = reason
-        self._unload(entry)
+        self._unload(entry, failure=reason)
         if len(entry.deaths) == 1:
             entry.held_until = math.inf
             self._want(entry)

@@ -68,9 +68,11 @@ class Reader:
         self._count(piece, was_reasoning=was_reasoning)
         if piece.finish is not None:
             events += self._machine.finish(cut=piece.finish == "length")
-        shown = [each for event in events for each in self._shown(event)]
-        if self._stops.matched:
-            return [*shown, self._finish("stop")]
+        shown: list[TextEvent] = []
+        for event in events:
+            shown += self._shown(event)
+            if self._stops.matched:  # what follows the match is not sent, whatever it is
+                return [*shown, self._finish("stop")]
         if piece.finish is None:
             return shown
         if held := self._stops.flush():
@@ -86,8 +88,10 @@ class Reader:
     def _shown(self, event: TextEvent) -> list[TextEvent]:
         match event:
             case Content():
+                start = event.end - len(event.text) - self._stops.held
+                self._paired(start)  # of markers and arguments before it
                 text = self._stops.feed(event.text)
-                logprobs = self._paired(event.end - self._stops.held)
+                logprobs = self._paired(start + len(text))
                 return [replace(event, text=text, logprobs=logprobs)] if text else []
             case Reasoning():
                 self._paired(event.end)

@@ -56,5 +56,5 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, advice in UNSUPPORTED.items():
         if body.get(name):
             raise BadRequest(f"{name}: not supported: {advice}", param=name)
-    if any(kind != "text" for kind in body.get("modalities") or ()):
+    if body.get("modalities") not in (None, [], ["text"]):
         raise BadRequest("modalities: not supported: models here answer in text", param="modalities")

@@ -16,6 +16,7 @@ MAX_NESTING: Final = 200
 MAX_STOPS: Final = 4
 MAX_CHOICES: Final = 8
 MAX_TOP_LOGPROBS: Final = 20
+_MOST_DIGITS: Final = 10
 
 _SAME_NAME: Final = (
     "temperature",
@@ -51,10 +52,10 @@ class _ToolCall(_Body):
 
 class _Message(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
+    content: str | Annotated[list[_Part], Field(fail_fast=True)] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: Annotated[list[_ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -99,13 +100,13 @@ class _StreamOptions(_Body):
 class ChatBody(_Body):
     """The fields that are honoured."""
 
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
     model: str | None = None
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     stream: StrictBool | None = None
     stream_options: _StreamOptions | None = None
-    tools: list[_Tool] | None = None
+    tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
     parallel_tool_calls: StrictBool | None = None
     response_format: _ResponseFormat | None = None
@@ -120,8 +121,8 @@ class ChatBody(_Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Annotated[StrictInt, Field(ge=0)]] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -283,7 +284,7 @@ def _sampling(chat: ChatBody) -> SamplingRequest:
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     for token in given:
-        if not (token.isascii() and token.isdigit()):
+        if not (token.isascii() and token.isdigit() and len(token) <= _MOST_DIGITS):
             raise BadRequest(f"logit_bias: {token!r} is no token id", param="logit_bias")
     return {int(token): bias for token, bias in given.items()}
 

@@ -56,7 +56,7 @@ def chunks(answering: Answering, event: CallEvent, fingerprint: str) -> Iterator
         case Started():
             for choice in range(answering.n):
                 delta: Json = {"role": "assistant", "content": ""}
-                yield _chunk(answering, fingerprint, choice, delta, None, Usage())
+                yield _chunk(answering, fingerprint, choice, delta, None, event.usage)
         case Delta(event=ToolCallEnded()) | Waiting():
             return
         case Delta():

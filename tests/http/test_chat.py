@@ -19,6 +19,7 @@ SCRIPT = [
     {"when": "cut", "pieces": ["One", " two"], "finish": "length"},
     {"when": "slow", "pieces": ["a", "b", "c", "d"], "delay_ms": 20},
     {"when": "endless", "pieces": ["word "] * 10_000, "delay_ms": 5},
+    {"when": "one piece", "pieces": ['hello STOP <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>']},
     {"when": "fails", "pieces": ["a", "b"], "fail": "error", "after": 1},
     {"when": "unicode", "pieces": ["Grüße", " aus ", "Tromsø 🦊"]},
     {"pieces": ["Hello", ", ", "world", "."]},
@@ -107,6 +108,7 @@ async def test_a_usage_chunk_comes_last_when_asked_for(server: Serving) -> None:
 async def test_continuous_usage_counts_up(server: Serving) -> None:
     chunks = await stream(server, stream_options={"include_usage": True, "continuous_usage_stats": True})
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 4, 4, 4]
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
 
 
 @pytest.mark.parametrize("text", ["hi", "think", "opened", "cut", "unicode"])
@@ -139,6 +141,14 @@ async def test_a_stop_string_across_pieces_ends_the_answer_and_is_not_shown(serv
 async def test_a_stop_string_in_the_reasoning_does_not_count(server: Serving) -> None:
     got = await answer(server, "think", stop="see")
     assert got["choices"][0]["message"]["content"] == "It is four."
+
+
+async def test_nothing_behind_a_stop_string_is_sent_also_from_the_same_piece(server: Serving) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    got = await answer(server, "one piece", tools=[tool], stop=["STOP"])
+    assert got["choices"][0]["message"]["content"] == "hello "
+    assert "tool_calls" not in got["choices"][0]["message"]
+    assert got["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_what_could_have_begun_a_stop_string_is_shown_at_the_end(server: Serving) -> None:

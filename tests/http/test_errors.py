@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -133,6 +134,8 @@ BAD_FIELDS = {
     ),
     "audio": (body(audio={"voice": "x"}), "audio: not supported: models here answer in text"),
     "modalities": (body(modalities=["text", "audio"]), "modalities: not supported: models here answer in text"),
+    "modalities ": (body(modalities=5), "modalities: not supported"),
+    "logit_bias ": (body(logit_bias={"1" * 5000: 1}), "logit_bias: '111"),
     "functions": (body(functions=[{"name": "f"}]), "functions: not supported: it was replaced by tools"),
     "guided_json": (body(guided_json={}, guided_regex="x"), "guided_regex: not supported: use response_format"),
     "reasoning_effort": (body(reasoning_effort="huge"), "reasoning_effort: input should be"),
@@ -150,7 +153,7 @@ async def test_a_bad_field_is_named_with_its_reason(server: Serving, param: str)
     error = got["error"]
     assert (status, error["type"], error["code"]) == (400, "BadRequestError", "BadRequestError")
     assert error["message"].startswith(message)
-    assert error["param"] == ("guided_regex" if param == "guided_json" else param)
+    assert error["param"] == ("guided_regex" if param == "guided_json" else param.strip())
 
 
 async def test_more_choices_than_slots_are_refused(server: Serving) -> None:
@@ -247,7 +250,7 @@ async def test_a_wait_that_is_no_number_is_refused(server: Serving, value: str) 
 
 
 async def test_a_wait_above_the_maximum_counts_as_the_maximum(server: Serving) -> None:
-    assert (await post(server, body(), **{"X-LLM-Wait": "99999999999"}))[0] == 200
+    assert (await post(server, body(), **{"X-LLM-Wait": "9" * 40}))[0] == 200
 
 
 TOO_LARGE = {
@@ -279,6 +282,33 @@ async def test_a_body_of_unknown_length_is_refused_while_it_is_read(server: Serv
 
     async with server.session.post(server.url + CHAT, data=chunks(), headers=JSON) as response:
         assert (response.status, await response.json()) == (413, TOO_LARGE)
+
+
+async def test_a_body_of_wrong_items_is_refused_at_the_first(server: Serving) -> None:
+    async with asyncio.timeout(20):
+        status, got, _ = await post(server, b'{"messages": [' + b"0," * 1_000_000 + b"0]}")
+    assert (status, got["error"]["param"]) == (400, "messages[0]")
+
+
+async def test_idle_uploads_hold_up_nobody(server: Serving) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {server.key}\r\n"
+    head += "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"
+    idle = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+    for _, writer in idle:
+        writer.write(head.encode())
+        await writer.drain()
+    async with asyncio.timeout(20):
+        assert (await post(server, body()))[0] == 200
+        assert (await post(server, padded(3 * 2**20)))[0] == 200
+    for _, writer in idle:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_unknown_encoding_is_a_bad_body(server: Serving) -> None:
+    status, got, _ = await post(server, body(), **{"Content-Encoding": "rot13"})
+    assert (status, got["error"]["code"]) == (400, "bad_body")
 
 
 async def test_a_compressed_body_counts_decompressed(server: Serving) -> None:

@@ -219,6 +219,19 @@ async def test_a_failed_start_backs_off_and_then_is_tried_again(tmp_path: Path, 
         assert (entry["state"], entry["reason"]) == ("unavailable", error["reason"])
 
 
+async def test_one_failed_start_backs_off_once_however_many_wait(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no json\n")
+    models = {"m": {"engine": "replay", "source": str(broken), "backoff_s": (0.5, 300)}}
+    async with serving(make_config(tmp_path, models)) as server:
+        told = await asyncio.gather(*(refusal(server) for _ in range(6)))
+        assert {error["code"] for _, error, _ in told} == {"llm-unavailable"}
+        write_script(broken, [{"pieces": ["ok"]}])
+        async with asyncio.timeout(5):  # the back-off was not doubled by each of the six
+            while (await refusal(server))[0] != 200:
+                continue
+
+
 async def test_a_failed_load_does_not_poison_the_next(tmp_path: Path) -> None:
     path = tmp_path / "late.jsonl"
     models = {"m": {"engine": "replay", "source": str(path), "backoff_s": (0, 0)}}

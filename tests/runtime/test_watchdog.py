@@ -86,7 +86,7 @@ async def test_a_stalled_engine_is_restarted_and_other_models_notice_nothing(tmp
 
 
 async def test_a_slow_reader_is_no_stall(tmp_path: Path) -> None:
-    script = [{"pieces": ["x" * 100_000] * 100}]
+    script = [{"pieces": ["x" * 100_000] * 30}]
     async with serving(config(tmp_path, script)) as server, server.chat("x", stream=True) as response:
         await first_event(response)
         await asyncio.wait({asyncio.create_task(asyncio.sleep(1))})  # the reader's pause is what is tested
@@ -104,6 +104,19 @@ async def test_an_engine_that_dies_again_and_again_backs_off(tmp_path: Path) -> 
         error = await error_of(server, "x")
         assert error["code"] == "llm-unavailable"
         assert error["reason"] == "it failed 2 times lately: the replay script ends the engine here"
+
+
+async def test_an_unload_after_old_failures_is_no_failure(tmp_path: Path) -> None:
+    dies = [{"when": "die", "pieces": ["a"], "fail": "die", "after": 0}, {"pieces": ["ok"]}]
+    async with serving(config(tmp_path, dies, backoff_s=(0, 0))) as server:
+        for _ in range(2):
+            assert (await error_of(server, "die"))["code"] == "engine_restarted"
+            async with asyncio.timeout(20):
+                while (await error_of(server, "hi"))["code"] is not None:
+                    continue
+        server.services.registry.unload("m")
+        await until(server, "m", "stopped")
+        assert (await error_of(server, "hi"))["code"] is None
 
 
 class StuckEngine(ReplayEngine):
