@@ -14,6 +14,7 @@ from typing import Any, Final
 from citadel.commands.common import USAGE_ERROR, config_of
 from citadel.config import ConfigError
 
+_MOST: Final = 2**53
 _COMMANDS: Final = ("serve", "keys", "members", "usage", "models", "gpu")
 
 
@@ -78,9 +79,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _key_commands(keys: Any, common: argparse.ArgumentParser, as_json: argparse.ArgumentParser) -> None:
     create = keys.add_parser("create", parents=[common], help="make a key; its text is the last line printed")
-    create.add_argument("--member", required=True, help="whose key it is")
+    create.add_argument("--member", required=True, type=_name, help="whose key it is")
     create.add_argument("--scope", action="append", required=True, choices=["llm", "gpu", "admin"])
-    create.add_argument("--expires-days", type=float, metavar="DAYS", help="the key ends after so many days")
+    create.add_argument("--expires-days", type=_days, metavar="DAYS", help="the key ends after so many days")
     create.add_argument("--model", action="append", help="a model that it may use; all when none is given")
     create.add_argument("--calls-per-minute", type=_positive, metavar="N", help="calls in any 60 seconds")
     create.add_argument("--calls-per-day", type=_positive, metavar="N", help="calls in any 24 hours")
@@ -90,7 +91,7 @@ def _key_commands(keys: Any, common: argparse.ArgumentParser, as_json: argparse.
     listed.set_defaults(command=_later("accounts", "list_keys"))
     rotate = keys.add_parser("rotate", parents=[common], help="make a key's successor; both work for a while")
     rotate.add_argument("id", help="the key's id: the part between hlk_ and the next underscore")
-    rotate.add_argument("--overlap-hours", type=float, default=24.0, help="how long the old one works (%(default)s)")
+    rotate.add_argument("--overlap-hours", type=_hours, default=24.0, help="how long the old one works (%(default)s)")
     rotate.set_defaults(command=_later("accounts", "rotate_key"))
     revoke = keys.add_parser("revoke", parents=[common], help="end a key, from its next call on")
     revoke.add_argument("id", help="the key's id")
@@ -102,17 +103,39 @@ def _member_commands(members: Any, common: argparse.ArgumentParser, as_json: arg
     listed.set_defaults(command=_later("accounts", "list_members"))
     change = members.add_parser("set", parents=[common, as_json], help="set a member's limits; 0 takes one away")
     change.add_argument("member")
-    change.add_argument("--daily-tokens", type=int, metavar="N", help="tokens from midnight to midnight UTC")
-    change.add_argument("--open-per-member", type=int, metavar="N", help="calls open at once")
-    change.add_argument("--max-parallel", type=int, metavar="N", help="calls at once per model")
+    change.add_argument("--daily-tokens", type=_limit, metavar="N", help="tokens from midnight to midnight UTC")
+    change.add_argument("--open-per-member", type=_limit, metavar="N", help="calls open at once")
+    change.add_argument("--max-parallel", type=_limit, metavar="N", help="calls at once per model")
     change.set_defaults(command=_later("accounts", "set_member"))
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(_between(text, 1, _MOST))
+
+
+def _limit(text: str) -> int:
+    return int(_between(text, 0, _MOST))
+
+
+def _days(text: str) -> float:
+    return _between(text, 0.001, 36_500)
+
+
+def _hours(text: str) -> float:
+    return _between(text, 0, 24 * 366)
+
+
+def _between(text: str, least: float, most: float) -> float:
+    value = float(text)
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
     return value
+
+
+def _name(text: str) -> str:
+    if not 1 <= len(text) <= 100:
+        raise argparse.ArgumentTypeError("a name has 1 to 100 characters")
+    return text
 
 
 def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:

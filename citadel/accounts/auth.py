@@ -47,7 +47,7 @@ class MemberLimits:
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """What the store has of a key and its member; times are UTC."""
+    """What the store has of a key and its member; times are UTC. `rotated`: it has a successor."""
 
     id: str
     member: str
@@ -56,6 +56,7 @@ class KeyRow:
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    rotated: bool = False
     limits: KeyLimits = KeyLimits()
     member_limits: MemberLimits = MemberLimits()
 

@@ -60,6 +60,7 @@ MIGRATIONS: Final = (
         PRIMARY KEY (day, key, model)
     ) STRICT, WITHOUT ROWID;
     """,
+    "ALTER TABLE keys ADD COLUMN successor TEXT;",
 )
 """Each is applied once, in order; `PRAGMA user_version` counts them. Never change one that has been released."""
 
@@ -130,13 +131,18 @@ class Store:
         return changed.rowcount == 1
 
     def rotate_key(self, id_: str, old_ends_at: datetime) -> NewKey | None:
-        """A new key with the same settings; the old one works until `old_ends_at`. None if there is no live one."""
+        """A new key with the same settings; the old one works until `old_ends_at`.
+
+        None if there is no such key, or it has ended, or has a successor already.
+        """
         row = self.find_key(id_)
-        if row is None or row.revoked_at is not None:
+        if row is None or row.revoked_at is not None or row.rotated:
+            return None
+        if row.expires_at is not None and row.expires_at <= datetime.now(UTC):
             return None
         key = self.create_key(row.member, row.scopes, row.expires_at, row.limits)
         ends = old_ends_at if row.expires_at is None else min(old_ends_at, row.expires_at)
-        self._db.execute("UPDATE keys SET expires_at = ? WHERE id = ?", (_text(ends), id_))
+        self._db.execute("UPDATE keys SET expires_at = ?, successor = ? WHERE id = ?", (_text(ends), key.id, id_))
         return key
 
     def find_key(self, id_: str) -> KeyRow | None:
@@ -262,6 +268,7 @@ def _key_row(row: sqlite3.Row) -> KeyRow:
         created_at=datetime.fromisoformat(row["created_at"]),
         expires_at=_time(row["expires_at"]),
         revoked_at=_time(row["revoked_at"]),
+        rotated=row["successor"] is not None,
         limits=KeyLimits(
             *(row[name] for name in KEY_LIMITS), models=None if models is None else frozenset(json.loads(models))
         ),

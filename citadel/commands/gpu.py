@@ -16,6 +16,9 @@ _LOST: Final = 75
 """What the exit code says when there was no lease to be had (EX_TEMPFAIL): try again later."""
 
 
+_NO_COMMAND: Final = 127
+
+
 def run(options: argparse.Namespace) -> int:
     """The command's exit code; 75 if the server gives no lease, or takes it away."""
     if not options.key:
@@ -36,7 +39,11 @@ async def _run(options: argparse.Namespace) -> int:
     async with aiohttp.ClientSession(options.url, headers=headers) as session, _lease(session, options) as lease:
         if lease is None:
             return _LOST
-        process = await asyncio.create_subprocess_exec(*options.argv)
+        try:
+            process = await asyncio.create_subprocess_exec(*options.argv)
+        except OSError as error:
+            print(f"{options.argv[0]}: {error.strerror}", file=sys.stderr)
+            return _NO_COMMAND
         ended, kept = asyncio.create_task(process.wait()), asyncio.create_task(_keep(session, lease))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -77,10 +84,17 @@ async def _lease(session: aiohttp.ClientSession, options: argparse.Namespace) ->
 
 async def _keep(session: aiohttp.ClientSession, lease: dict[str, Any]) -> None:
     """Renew until the server says that the lease has ended."""
-    left: dict[str, Any] | None = lease
-    while left is not None:
+    loop, left = asyncio.get_running_loop(), lease
+    ends = loop.time() + left["expires_in_s"]
+    while loop.time() < ends:  # a renewal that the network loses is tried again while the lease lives
         await asyncio.sleep(max(0.1, left["expires_in_s"] / 3))
-        left = await _call(session, "POST", f"/v1/gpu/leases/{lease['id']}/renew")
+        try:
+            renewed = await _call(session, "POST", f"/v1/gpu/leases/{lease['id']}/renew")
+        except aiohttp.ClientError:
+            continue
+        if renewed is None:
+            return
+        left, ends = renewed, loop.time() + renewed["expires_in_s"]
 
 
 async def _call(

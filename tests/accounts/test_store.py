@@ -61,6 +61,8 @@ def test_a_rotated_key_and_its_successor_live_side_by_side(tmp_path: Path) -> No
     with pytest.raises(InvalidApiKey):
         sign_in(store, new.text)
     assert store.rotate_key("nosuchid", datetime.now(UTC)) is None
+    assert store.rotate_key(old.id, datetime.now(UTC)) is None  # it has a successor
+    assert store.rotate_key(new.id, datetime.now(UTC)) is None  # it has ended
 
 
 def test_the_secret_is_not_in_the_file(tmp_path: Path) -> None:

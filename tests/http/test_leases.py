@@ -191,3 +191,4 @@ async def test_without_a_key_or_a_command_it_says_so(server: Serving) -> None:
     nobody = await asyncio.create_subprocess_exec(sys.executable, *words, env=environment)
     assert await nobody.wait() == 2
     assert await (await gpu(server)).wait() == 2
+    assert await (await gpu(server, "/no/such/command")).wait() == 127
