@@ -146,6 +146,7 @@ class Values:
         """The rest of an object whose opening bracket is used up."""
         src = self._src
         self._out.open(self._lead + "{", "}")
+        src.mark()  # the key before it and the bracket are said now
         between = ""
         while (yield from self._another(dialect.close, first=not between)):
             key = yield from self._key(dialect)
@@ -163,6 +164,7 @@ class Values:
         src = self._src
         src.pos += 1
         self._out.open(self._lead + "[", "]")
+        src.mark()
         self._lead = ""
         while (yield from self._another("]", first=not self._lead)):
             yield from self.value(shape.items)

@@ -58,3 +58,12 @@ def test_what_was_sent_is_never_taken_back(fmt: str) -> None:
 def sent_for(fmt: str, text: str) -> str:
     events = events_of(fmt, [text], ended=False)
     return "".join(event.text for event in events if isinstance(event, ToolCallArguments))
+
+
+@pytest.mark.parametrize(
+    ("opened", "arguments"),
+    [('{"where": {', {"where": {}}), ('{"tags": [', {"tags": []}), ('{"where": {"lat": 1, ', {"where": {"lat": 1}})],
+)
+def test_a_value_that_was_opened_is_not_said_again_as_text(opened: str, arguments: dict[str, object]) -> None:
+    text = f'<tool_call>\n{{"name": "search", "arguments": {opened}'
+    assert fold(events_of("hermes", [text], cut=True)) == Answer(calls=(("search", arguments),))
