@@ -11,6 +11,7 @@ from citadel.runtime import memory
 from citadel.runtime.entry import Entry, resident_of, watched_of
 from citadel.runtime.gpu_queue import Job, Resident, View, Wanted
 from citadel.runtime.leases import Lease, LeaseDesk
+from citadel.runtime.states import Loaded, Starting, Unloading
 from citadel.runtime.waiting import Line
 from citadel.runtime.watchdog import Watched
 
@@ -47,6 +48,23 @@ def view(
         min_residency_s=settings.min_residency_s,
         max_wait_s=settings.max_wait_s,
     )
+
+
+def left_over(
+    models: Iterable[Entry], queue: Sequence[Entry | Lease], leases: LeaseDesk, operations: Sequence[str]
+) -> list[str]:
+    """What should not be there when no call is open."""
+    found = [f"queued: {each.id}" for each in queue]
+    found += [f"a media job holds the GPU: {lease.id}" for lease in leases.running]
+    found += [f"under way: {name}" for name in operations]
+    for entry in models:
+        if entry.waiting:
+            found.append(f"{entry.id}: calls wait")
+        if isinstance(entry.phase, (Starting, Unloading)):
+            found.append(f"{entry.id}: {entry.phase}")
+        if isinstance(entry.phase, Loaded) and not entry.phase.slots.idle:
+            found.append(f"{entry.id}: slots are held")
+    return found
 
 
 def _wanted(each: Entry | Lease) -> Wanted | Job:

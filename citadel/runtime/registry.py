@@ -219,13 +219,9 @@ class Registry:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless, with no call open, nothing is held, waited for, or under way."""
-        assert not self._queue, f"queued: {[each.id for each in self._queue]}"
-        assert not self.leases.running, "media jobs hold the GPU"
-        assert not self._operations, f"under way: {[task.get_name() for task in self._operations]}"
-        for entry in self._models.values():
-            assert not entry.waiting, f"{entry.id}: calls wait"
-            assert not isinstance(entry.phase, (Starting, Unloading)), f"{entry.id}: {entry.phase}"
-            assert not isinstance(entry.phase, Loaded) or entry.phase.slots.idle, f"{entry.id}: slots are held"
+        under_way = [task.get_name() for task in self._operations]
+        problems = picture.left_over(self._models.values(), self._queue, self.leases, under_way)
+        assert not problems, "; ".join(problems)
 
     # -- tickets
 

@@ -110,6 +110,9 @@ class _Cleaner:
             self._give_up(where, "is no schema")
             return True
         given = cast("dict[str, Any]", schema)
+        if "const" in given and "enum" not in given:
+            # The same, and a null in it is not taken for a keyword that is not there.
+            given = {**{key: value for key, value in given.items() if key != "const"}, "enum": [given["const"]]}
         kept = {key: value for key, value in given.items() if self._keep(key, value, where)}
         alone = not any(key in _LEADING for key in kept)
         inherits = closed and sum(key in _SHAPING for key in kept) == 1

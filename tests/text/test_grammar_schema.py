@@ -24,6 +24,7 @@ KEYWORDS: dict[str, Any] = {
     "type": {"type": ["integer", "null", "boolean"]},
     "enum": {"enum": ["a b", 17, None, True, {"k": [1]}, 2.5]},
     "const": {"const": {"k": ["x", 1]}},
+    "const of null": {"type": "object", "properties": {"a": {"const": None}}, "required": ["a"]},
     "anyOf": {"anyOf": [{"type": "integer", "minimum": 3, "maximum": 5}, {"const": "x"}]},
     "oneOf": {"oneOf": [{"type": "integer"}, {"enum": ["x", "y"]}]},
     "allOf": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 99}]},
