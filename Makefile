@@ -30,6 +30,7 @@ check: .venv/.installed-dev
 bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/bench_models_route.py
 	$(BIN)/python benchmarks/bench_parsers.py
+	$(BIN)/python benchmarks/sim_queue.py
 
 .venv/.installed: pyproject.toml
 	@echo "== making .venv and installing Citadel with $(VLLM) and llama.cpp (compiled here; about ten minutes)"

@@ -33,7 +33,7 @@ def test_the_readmes_commands_parse() -> None:
     commands = re.findall(r"^.*python -m citadel(.*?)(?:#.*)?$", page("README.md"), re.MULTILINE)
     assert len(commands) >= 5
     for command in commands:
-        words = shlex.split(command)
+        words = shlex.split(command.partition(" --\n")[0].partition("`")[0].removesuffix(" --"))
         parser().parse_args(words if words and not words[0].startswith("-") else ["serve", *words])
 
 
