@@ -253,4 +253,5 @@ async def test_ten_swaps_leave_the_process_as_it_was():
         assert [each[name] for each in later] == [first[name]] * 10, name
     assert "leaked" not in said.stderr, "what Python's tracker of semaphores says at exit"
     assert max(each["threads"] for each in later) <= first["threads"] + 2, "the event loop's pool may have grown"
-    assert later[-1]["rss"] - first["rss"] < 20e6
+    # The C library keeps holes: some 20 MB after ten swaps, and then no more. One tokenizer kept each time is 150.
+    assert max(each["rss"] for each in later) - first["rss"] < 40e6
