@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from citadel.text.formats import FORMATS, Frame, Tagged
 
@@ -42,7 +42,7 @@ def two_cuts(raw: str) -> Iterator[list[str]]:
 
 
 def two_cuts_near(raw: str, fmt: str) -> Iterator[list[str]]:
-    """One cut on either side of an edge of a marker, within 12 characters; every other pair, to save time."""
+    """Both cuts within 12 characters of an edge of a marker."""
     edges: set[int] = set()
     for marker in markers(fmt):
         at = raw.find(marker)
@@ -50,11 +50,9 @@ def two_cuts_near(raw: str, fmt: str) -> Iterator[list[str]]:
             edges.update((at, at + len(marker)))
             at = raw.find(marker, at + 1)
     wanted = {
-        (first, second)
+        pair
         for edge in edges
-        for first in range(max(1, edge - NEAR // 2), edge + 1)
-        for second in range(max(first + 1, edge), min(edge + NEAR // 2, len(raw) - 1) + 1)
-        if (first + second) % 2
+        for pair in combinations(range(max(1, edge - NEAR), min(edge + NEAR, len(raw) - 1) + 1), 2)
     }
     for first, second in sorted(wanted):
         yield pieces(raw, [first, second])

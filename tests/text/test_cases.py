@@ -10,9 +10,6 @@ from tests.text import replay
 from tests.text.harness import Case, check_stream, events_of, fold
 from tests.text.tables import CASES
 
-TWINS = {"deepseek_v4", "deepseek_v32", "deepseek_v31", "functiongemma", "phi4_mini", "granite", "minimax_m2"}
-"""Formats that differ from another one only in their markers: fewer random cuts here, all of them under `all`."""
-
 PARAMS = [pytest.param(fmt, case, id=f"{fmt}-{case.name}") for fmt, cases in CASES.items() for case in cases]
 
 
@@ -34,9 +31,8 @@ def test_the_whole_text_gives_the_answer(fmt: str, case: Case) -> None:
 @pytest.mark.parametrize(("fmt", "case"), PARAMS)
 def test_cuts_make_no_difference(fmt: str, case: Case) -> None:
     same_under(fmt, case, replay.one_cut(case.raw))
-    if fmt not in TWINS:
-        same_under(fmt, case, replay.two_cuts_near(case.raw, fmt))
-    same_under(fmt, case, replay.random_cuts(case.raw, 40 if fmt in TWINS else 200))
+    same_under(fmt, case, replay.two_cuts_near(case.raw, fmt))
+    same_under(fmt, case, replay.random_cuts(case.raw, 200))
 
 
 @pytest.mark.all
