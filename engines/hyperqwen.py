@@ -4,6 +4,7 @@
     hyperqwen_memory.py    what a load takes; hyperqwen_args.py  how vLLM is to be started: both without vLLM
     hyperqwen_start.py     a process of vLLM started
     hyperqwen_engine.py    the loaded engine; hyperqwen_jobs.py  a job for it; hyperqwen_process.py  its processes
+    hyperqwen_child.py     what runs in those processes, so that they end with the server
     gguf_weights.py        a GGUF file made into a checkpoint folder; hf_tokenizer.py  the tokenizer of such a folder
 
 Importing this module is cheap; vLLM and torch are imported by the first `load`, in its thread.
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from citadel.engine import EngineSpec, Need, Progress
 from citadel.errors import CitadelError, LlmUnavailable
-from engines import hyperqwen_args, hyperqwen_memory
+from engines import hyperqwen_args, hyperqwen_child, hyperqwen_memory
 from engines.gguf_weights import ConversionFailed, ensure_checkpoint
 from engines.hf_tokenizer import HfTokenizer, context_length, read_json
 from engines.hyperqwen_process import Processes
@@ -136,7 +137,7 @@ class _Load:
         context = spec.context_length or context_length(read_json(checkpoint / "config.json"))
         cores = sorted(os.sched_getaffinity(0))
         plan = hyperqwen_args.make_plan(spec, checkpoint, where, context, kv_bytes, cores, owner)
-        with _environment(plan.environment):
+        with _environment({**plan.environment, hyperqwen_child.SERVER: str(os.getpid())}):
             with warnings.catch_warnings(action="ignore"):  # vLLM and torch give some about their own code
                 from engines import hyperqwen_start  # noqa: PLC0415 - this is the import of vLLM
 

@@ -13,14 +13,14 @@ import signal
 import threading
 from typing import Final
 
-_SERVER: Final = "CITADEL_SERVER_PID"
+SERVER: Final = "CITADEL_SERVER_PID"
+"""The environment variable that tells them the server's number. Each load sets it, for its own start alone."""
 
 
 def end_with_the_server() -> None:
-    """vLLM's entry point for plugins. In the server it leaves the server's number; in its processes it watches it."""
-    if multiprocessing.parent_process() is None:
-        os.environ[_SERVER] = str(os.getpid())
-    elif (server := os.environ.get(_SERVER)) is not None:
+    """vLLM's entry point for plugins, which runs in the server as well."""
+    server = os.environ.get(SERVER)
+    if server is not None and multiprocessing.parent_process() is not None:
         threading.Thread(target=_watch, args=(int(server),), name="server watch", daemon=True).start()
 
 

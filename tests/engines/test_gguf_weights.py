@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-import tiny_gguf
+import small_llama
 
 from engines import gguf_weights
 from engines.gguf_header import read_header
@@ -25,7 +25,7 @@ from engines.hf_tokenizer import HfTokenizer
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_gguf.write(tmp_path_factory.mktemp("source") / "tiny.gguf", pre="smollm")
+    return small_llama.write(tmp_path_factory.mktemp("source") / "tiny.gguf", pre="smollm")
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +76,14 @@ def test_every_token_that_ends_a_turn_ends_the_output(made: tuple[Path, list[flo
 
 def test_the_tokenizer_and_the_template_are_the_files(made: tuple[Path, list[float], int]):
     tokenizer = HfTokenizer(made[0])
-    assert tokenizer.chat_template == tiny_gguf.TEMPLATE
+    assert tokenizer.chat_template == small_llama.TEMPLATE
     assert tokenizer.special_tokens["eos_token"] == "<|im_end|>"
-    assert tokenizer.context_length == tiny_gguf.CONTEXT
-    assert tokenizer.encode("hello<|im_end|>") == [tiny_gguf.TOKENS.index("hello"), 2]
+    assert tokenizer.context_length == small_llama.CONTEXT
+    assert tokenizer.encode("hello<|im_end|>") == [small_llama.TOKENS.index("hello"), 2]
 
 
 def test_another_file_of_the_same_name_has_a_folder_of_its_own(source: Path, tmp_path: Path):
-    other = tiny_gguf.write(tmp_path / "tiny.gguf", seed=1)
+    other = small_llama.write(tmp_path / "tiny.gguf", seed=1)
     assert other.stat().st_size == pytest.approx(source.stat().st_size, abs=64)
     assert checkpoint_folder(other, tmp_path) != checkpoint_folder(source, tmp_path)
 
@@ -119,7 +119,7 @@ def test_a_full_disk_is_said_before_anything_is_written(source: Path, tmp_path: 
 
 
 def test_a_part_of_a_split_file_is_refused(tmp_path: Path):
-    part = tiny_gguf.write(tmp_path / "m-00001-of-00002.gguf", parts=2)
+    part = small_llama.write(tmp_path / "m-00001-of-00002.gguf", parts=2)
     with pytest.raises(ConversionFailed, match="one part of several"):
         gguf_weights.convert(part, tmp_path / "made", nothing)
 

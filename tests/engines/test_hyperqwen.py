@@ -243,10 +243,50 @@ async def test_with_prompts_computed_in_parts_a_seed_is_refused_rather_than_died
         assert len(tokens_of(await all_of(engine, job("plain", prompts[0], ignore_eos=True)))) == 16
 
 
+SERVER = """
+import asyncio, os
+from pathlib import Path
+from rigs import hyperqwen_spec
+from engines.hyperqwen import Hyperqwen
+
+async def main():
+    engine = await Hyperqwen.load(hyperqwen_spec(Path()), print)
+    await engine.close()
+    engine = await Hyperqwen.load(hyperqwen_spec(Path()), print)
+    print("process", engine._parts.processes.pids[0], flush=True)
+    await asyncio.sleep(1000)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def test_its_process_ends_with_a_server_that_is_killed_outright(tmp_path: Path):
+    """Of the second load: vLLM runs its plugins in a server once."""
+    program = tmp_path / "server.py"
+    program.write_text(SERVER)
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, str(program), env=program_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert server.stdout is not None
+    while not (line := await server.stdout.readline()).startswith(b"process "):
+        assert line, "the server ended too soon"
+    process = psutil.Process(int(line.split()[1]))
+    server.kill()
+    await server.wait()
+    await asyncio.to_thread(process.wait, 30)
+
+
+def program_environment() -> dict[str, str]:
+    here = Path(__file__)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parents[2]), str(here.parent)])}
+
+
 async def test_ten_swaps_leave_the_process_as_it_was():
     program = [sys.executable, str(Path(__file__).with_name("swaps.py")), "11"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    said = await asyncio.to_thread(subprocess.run, program, env=environment, capture_output=True, text=True, check=True)
+    said = await asyncio.to_thread(
+        subprocess.run, program, env=program_environment(), capture_output=True, text=True, check=True
+    )
     first, *later = map(json.loads, said.stdout.splitlines())
     assert len(later) == 10
     for name in ("files", "children"):
