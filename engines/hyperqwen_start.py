@@ -35,6 +35,7 @@ from engines.hyperqwen_process import Processes
 _LOG: Final = logging.getLogger(__name__)
 
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 _MAPPED_BYTES: Final = 256 << 10
 
 _DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -154,6 +155,7 @@ def _settle() -> None:
     atexit.register(gc.unfreeze)
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 _settle()

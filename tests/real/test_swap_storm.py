@@ -77,7 +77,7 @@ async def test_a_swap_storm_loses_no_request_and_leaves_nothing(
     monkeypatch.setattr(Registry, "_perform", watched)
     ended: Counter[str] = Counter()
     process = psutil.Process()
-    threads = threading.active_count()
+    threads, children = threading.active_count(), set(process.children(recursive=True))
     async with serving(config(tmp_path)) as server:
         await asyncio.gather(*(client(server, number, ended) for number in range(CLIENTS)))
         async with server.chat("slow", model="a", stream=True, max_tokens=4) as last:
@@ -90,7 +90,7 @@ async def test_a_swap_storm_loses_no_request_and_leaves_nothing(
         await settled(server)
         server.services.registry.check_integrity()
     gc.collect()
-    assert process.children(recursive=True) == []
+    assert set(process.children(recursive=True)) <= children
     # The default executor keeps its idle threads; engines and the store leave none.
     left = [thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
     assert len(left) <= threads, left

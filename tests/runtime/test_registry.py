@@ -70,7 +70,7 @@ async def test_what_was_measured_during_a_load_is_not_what_is_free_after_it(
         return free
 
     monkeypatch.setattr(memory, "free", held_up)
-    models = {"a": {"memory_gb": 1, "replay": {"load_s": 0.2}}, "b": {"memory_gb": 1}}
+    models = {"a": {"memory_gb": 1, "replay": {"load_s": 2}}, "b": {"memory_gb": 1}}
     async with serving(config(tmp_path, models, ram_limit_gb=1.5)) as server:
         first = asyncio.create_task(answered(server, "a"))
         await in_state(server, "a", "starting")
