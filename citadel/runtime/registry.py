@@ -45,6 +45,9 @@ STORM_S = 600
 KEEP_PLACE_S = 30
 """A queued load answered with 503 keeps its place this much longer than the time after which to ask again."""
 
+LOOK_AGAIN_S = 1.0
+"""After a fault of the server or of the driver while the queue was looked at."""
+
 
 class Registry:
     """`learned` are load times in seconds of earlier runs by model id; `on_loaded` is told each new one."""
@@ -147,7 +150,7 @@ class Registry:
         """
         loop, entry = asyncio.get_running_loop(), self._models[ticket.model]
         if not ticket.granted.done():
-            await self.considered()
+            await asyncio.wait({ticket.granted, self.considered()}, return_when=asyncio.FIRST_COMPLETED)
         deadline = loop.time() + budget_s
         while not ticket.granted.done():
             remaining = deadline - loop.time()
@@ -277,31 +280,39 @@ class Registry:
                     await self._wake.wait()
             self._wake.clear()
             askers, self._considering = self._considering, []
-            gpu = self.config.gpu
-            booked = [resident.need for resident in picture.residents(self._models.values())] + self._closer.booked
-            working = bool(self._operations)  # what is measured then may be wrong by the time it has ended
-            free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
-            self._prune_queue()
-            working = working or bool(self._operations)
-            view = picture.view(self._models.values(), self._queue, self.leases, free, self.config.gpu, working=working)
-            self._look_again_at = None
-            for effect in gpu_queue.decide(view):
-                self._perform(effect)
+            try:
+                await self._look()
+            except Exception:  # without this worker nobody would ever be served again
+                log.exception("the queue could not be looked at; it is tried again")
+                self._look_again_at = time.monotonic() + LOOK_AGAIN_S
             for asker in askers:
                 if not asker.done():
                     asker.set_result(None)
+
+    async def _look(self) -> None:
+        """Measure what is free, decide what to do about the whole picture, and begin it."""
+        gpu = self.config.gpu
+        booked = [resident.need for resident in picture.residents(self._models.values())] + self._closer.booked
+        working = bool(self._operations)  # what is measured then may be wrong by the time it has ended
+        free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
+        self._prune_queue()
+        working = working or bool(self._operations)
+        view = picture.view(self._models.values(), self._queue, self.leases, free, self.config.gpu, working=working)
+        self._look_again_at = None
+        for effect in gpu_queue.decide(view):
+            self._perform(effect)
 
     def _pause(self) -> float | None:
         """Seconds until something is due that no event announces; None if nothing is."""
         times = [self._look_again_at, self.leases.next_expiry()]
         return waiting.pause(self._queue, picture.residents(self._models.values()), times, self.config.gpu.busy_after_s)
 
-    async def considered(self) -> None:
-        """Wait until the worker has looked at the picture as it is now."""
+    def considered(self) -> asyncio.Future[None]:
+        """Done when the worker has looked at the picture as it is now."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._considering.append(done)
         self._wake.set()
-        await done
+        return done
 
     def _want(self, entry: Entry) -> None:
         if not isinstance(entry.phase, Starting) and entry not in self._queue:

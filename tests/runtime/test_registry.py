@@ -83,6 +83,22 @@ async def test_what_was_measured_during_a_load_is_not_what_is_free_after_it(
         assert server.services.registry.status("a").state == "stopped"
 
 
+async def test_the_queue_goes_on_after_what_is_free_could_not_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures, real = iter([OSError("the driver does not answer")] * 2), memory.free
+
+    def unreliable(*arguments: Any) -> Any:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return real(*arguments)
+
+    async with serving(config(tmp_path, {"a": {}})) as server:
+        monkeypatch.setattr(memory, "free", unreliable)
+        await answered(server, "a")
+    assert "the driver does not answer" in caplog.text
+
+
 async def test_a_pinned_model_outlives_its_time_to_live(tmp_path: Path) -> None:
     models = {"pinned": {"memory_gb": 1, "ttl_s": 0, "pin": True}, "other": {"memory_gb": 1, "ttl_s": 0}}
     async with serving(config(tmp_path, models, ram_limit_gb=2)) as server:
