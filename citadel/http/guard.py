@@ -8,9 +8,11 @@ from functools import wraps
 from typing import Literal
 
 from aiohttp import web
+from pydantic import BaseModel
 
 from citadel.accounts import auth
 from citadel.accounts.auth import Scope
+from citadel.errors import CitadelError
 from citadel.http.services import ACCOUNT, SERVICES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -18,12 +20,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`scope`: what the key must carry; `any` is any valid key; None is open to all."""
+    """`scope`: what the key must carry; `any` is any valid key; None is open to all.
+
+    The rest is what `/openapi.json` says of the route: the models of its body and of its query, its status when all
+    is well, and the errors that the other fields do not imply.
+    """
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Handler
     scope: Scope | Literal["any"] | None
+    body: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    status: int = 200
+    raises: tuple[type[CitadelError], ...] = ()
 
 
 def guarded(route: Route) -> Handler:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -25,8 +25,17 @@ async def read(request: web.Request, model: type[M]) -> M:
     raw = await request.app[SERVICES].bodies.read(request)
     if raw and request.content_type != "application/json":
         raise UnsupportedMediaType
+    return _checked(model, parse_json(raw) if raw else {})
+
+
+def query(request: web.Request, model: type[M]) -> M:
+    """What stands behind the question mark. Raises BadRequest with the parameter's name."""
+    return _checked(model, dict(request.query))
+
+
+def _checked(model: type[M], given: dict[str, Any]) -> M:
     try:
-        return model.model_validate(parse_json(raw) if raw else {})
+        return model.model_validate(given)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = ".".join(map(str, problem["loc"]))

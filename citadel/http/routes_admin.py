@@ -135,12 +135,13 @@ async def set_member(request: web.Request) -> web.Response:
     return json_response({"ok": True, "member": member_view(name, limits)})
 
 
+class _Days(json_body.Body):
+    days: Annotated[int, Field(ge=1, le=MAX_USAGE_DAYS)] = 1
+
+
 async def show_usage(request: web.Request) -> web.Response:
-    text = request.query.get("days", "1")
-    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MAX_USAGE_DAYS):
-        raise BadRequest(f"days: a whole number from 1 to {MAX_USAGE_DAYS}", param="days")
-    today = day_number(datetime.now(UTC))
-    rows = await request.app[SERVICES].store.run(lambda store: store.usage(today - int(text) + 1, today))
+    days, today = json_body.query(request, _Days).days, day_number(datetime.now(UTC))
+    rows = await request.app[SERVICES].store.run(lambda store: store.usage(today - days + 1, today))
     return json_response({"ok": True, "usage": rows})
 
 
@@ -163,14 +164,14 @@ async def set_offline(request: web.Request) -> web.Response:
 
 ROUTES: Final = (
     Route("GET", "/admin/models", list_models, "admin"),
-    Route("POST", "/admin/models/{id:.+}/load", load_model, "admin"),
-    Route("POST", "/admin/models/{id:.+}/unload", unload_model, "admin"),
-    Route("POST", "/admin/models/{id:.+}/pin", pin_model, "admin"),
+    Route("POST", "/admin/models/{id:.+}/load", load_model, "admin", status=202),
+    Route("POST", "/admin/models/{id:.+}/unload", unload_model, "admin", status=202),
+    Route("POST", "/admin/models/{id:.+}/pin", pin_model, "admin", body=_Pin),
     Route("GET", "/admin/keys", list_keys, "admin"),
-    Route("POST", "/admin/keys", create_key, "admin"),
+    Route("POST", "/admin/keys", create_key, "admin", body=_NewKey, status=201),
     Route("DELETE", "/admin/keys/{id}", revoke_key, "admin"),
     Route("GET", "/admin/members", list_members, "admin"),
-    Route("POST", "/admin/members/{name}", set_member, "admin"),
-    Route("GET", "/admin/usage", show_usage, "admin"),
-    Route("POST", "/admin/offline", set_offline, "admin"),
+    Route("POST", "/admin/members/{name}", set_member, "admin", body=_MemberChange),
+    Route("GET", "/admin/usage", show_usage, "admin", query=_Days, raises=(BadRequest,)),
+    Route("POST", "/admin/offline", set_offline, "admin", body=_Offline),
 )

@@ -88,4 +88,4 @@ def _model(body: Mapping[str, Any], config: Config, account: Account) -> tuple[s
     return name, model
 
 
-ROUTES: Final = (Route("POST", "/v1/chat/completions", chat_completions, "llm"),)
+ROUTES: Final = (Route("POST", "/v1/chat/completions", chat_completions, "llm", body=wire.ChatBody),)

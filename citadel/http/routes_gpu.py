@@ -73,7 +73,7 @@ def _told(registry: Registry, id_: str) -> web.Response:
 
 
 ROUTES: Final = (
-    Route("POST", "/v1/gpu/leases", ask, "gpu"),
+    Route("POST", "/v1/gpu/leases", ask, "gpu", body=_Ask),
     Route("GET", "/v1/gpu/leases/{id}", poll, "gpu"),
     Route("POST", "/v1/gpu/leases/{id}/renew", renew, "gpu"),
     Route("DELETE", "/v1/gpu/leases/{id}", release, "gpu"),

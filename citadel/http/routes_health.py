@@ -6,6 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
+from citadel.errors import DeviceOffline
 from citadel.http.guard import Route
 from citadel.http.middleware import json_response
 from citadel.http.services import SERVICES
@@ -23,5 +24,5 @@ async def readyz(request: web.Request) -> web.Response:
 ROUTES: Final = (
     Route("GET", "/healthz", healthz, None),
     Route("GET", "/health", healthz, None),
-    Route("GET", "/readyz", readyz, None),
+    Route("GET", "/readyz", readyz, None, raises=(DeviceOffline,)),
 )

@@ -1,0 +1,198 @@
+"""`/openapi.json`: the API in OpenAPI 3.1, made of the routes, the models of their bodies and the table of errors.
+
+A route joins by being in the table that `route` is given; what it may answer follows from its fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from citadel import errors
+from citadel.errors import CITADEL_CODES, TABLE, CitadelError
+from citadel.http.guard import Route
+from citadel.http.middleware import speaks_openai
+
+Json = dict[str, Any]
+
+_OF_A_BODY: Final = (
+    errors.InvalidJson,
+    errors.BadBody,
+    errors.BadRequest,
+    errors.TooLarge,
+    errors.UnsupportedMediaType,
+)
+_OF_A_GENERATION: Final = tuple(kind for kind in TABLE if kind not in (errors.NotFound, errors.MethodNotAllowed))
+_PARAMETER: Final = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+_FIELDS: Final[dict[str, Json]] = {
+    "available": {"type": "array", "items": {"type": "string"}},
+    "limit": {"type": "integer"},
+    "max_parallel": {"type": "integer"},
+    "param": {"type": ["string", "null"]},
+    "position": {"type": "integer"},
+    "retry_after_s": {"type": "integer"},
+    "used": {"type": "integer"},
+}
+"""The extra fields of errors that are not strings."""
+_HEADERS: Final[dict[str, Json]] = {
+    "X-Request-Id": {"schema": {"type": "string", "pattern": "^[0-9a-f]{16,64}$"}},
+    "Retry-After": {"description": "Seconds", "schema": {"type": "integer"}},
+    "WWW-Authenticate": {"schema": {"const": "Bearer"}},
+}
+
+
+def route(routes: Sequence[Route]) -> Route:
+    """The route that serves the document of `routes`, and of itself."""
+
+    async def openapi(_request: web.Request) -> web.Response:
+        """This document."""
+        return web.Response(body=body, content_type="application/json")
+
+    served = Route("GET", "/openapi.json", openapi, None)
+    body = orjson.dumps(document((*routes, served)))
+    return served
+
+
+def document(routes: Sequence[Route]) -> Json:
+    bodies = sorted({each.body for each in routes if each.body is not None}, key=lambda model: model.__qualname__)
+    names, schemas = _schemas(bodies)
+    paths: defaultdict[str, Json] = defaultdict(dict)
+    for each in routes:
+        paths[_path(each)][each.method.lower()] = _operation(each, names)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Citadel", "version": version("citadel")},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "headers": _HEADERS,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "hlk_<id>_<secret>"}},
+        },
+    }
+
+
+def failures(each: Route) -> list[type[CitadelError]]:
+    """Every error that the route may answer with, in the order of the table."""
+    found: set[type[CitadelError]] = {errors.Internal, *each.raises}
+    if each.scope is not None:
+        found |= {errors.MissingApiKey, errors.InvalidApiKey}
+    if each.scope not in (None, "any"):
+        found.add(errors.InsufficientScope)
+    if each.scope in ("llm", "any"):
+        found.add(errors.DeviceOffline)
+    if each.scope == "llm":
+        found.update(_OF_A_GENERATION)
+    if each.body is not None:
+        found.update(_OF_A_BODY)
+    if _PARAMETER.search(each.path) and not speaks_openai(each.path):
+        found.add(errors.NotFound)
+    return [kind for kind in TABLE if kind in found]
+
+
+def _path(each: Route) -> str:
+    return _PARAMETER.sub(r"{\1}", each.path)
+
+
+def _operation(each: Route, names: dict[type[BaseModel], str]) -> Json:
+    responses: Json = {str(each.status): _success(each)}
+    by_status: defaultdict[int, list[type[CitadelError]]] = defaultdict(list)
+    for kind in failures(each):
+        by_status[TABLE[kind].status].append(kind)
+    for status, kinds in sorted(by_status.items()):
+        responses[str(status)] = _failure(each, status, kinds)
+    name = each.handler.__name__
+    operation: Json = {
+        "operationId": re.sub(r"\W+", "_", f"{each.method.lower()} {_path(each)}").strip("_"),
+        "summary": (each.handler.__doc__ or name.replace("_", " ").capitalize()).split("\n")[0].split(". ")[0],
+        "parameters": list(_parameters(each)),
+        "responses": responses,
+        "security": [] if each.scope is None else [{"key": []}],
+    }
+    if each.body is not None:
+        schema = {"$ref": f"#/components/schemas/{names[each.body]}"}
+        operation["requestBody"] = {
+            "required": any(field.is_required() for field in each.body.model_fields.values()),
+            "content": {"application/json": {"schema": schema}},
+        }
+    if each.scope is not None:
+        operation["x-scope"] = each.scope
+    return operation
+
+
+def _parameters(each: Route) -> Iterator[Json]:
+    for name in _PARAMETER.findall(each.path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    if each.query is not None:
+        schema = each.query.model_json_schema()
+        for name, property_ in schema["properties"].items():
+            required = name in schema.get("required", ())
+            yield {"name": name, "in": "query", "required": required, "schema": property_}
+    if each.scope == "llm":
+        yield {"name": "X-LLM-Wait", "in": "header", "required": False, "schema": {"type": "integer", "minimum": 0}}
+    pattern = {"type": "string", "pattern": "^[0-9a-f]{16,64}$"}
+    yield {"name": "X-Request-Id", "in": "header", "required": False, "schema": pattern}
+
+
+def _success(each: Route) -> Json:
+    content: Json = {"application/json": {"schema": {"type": "object"}}}
+    if each.body is not None and "stream" in each.body.model_fields:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {"description": "The answer", "headers": _headers("X-Request-Id"), "content": content}
+
+
+def _failure(each: Route, status: int, kinds: Iterable[type[CitadelError]]) -> Json:
+    rows = [TABLE[kind] for kind in kinds]
+    names = ["X-Request-Id"]
+    if status in (429, 503):
+        names.append("Retry-After")
+    if status == 401:
+        names.append("WWW-Authenticate")
+    shapes = [_openai(row) for row in rows] if speaks_openai(each.path) else [_citadel(status)]
+    return {
+        "description": ", ".join(row.code for row in rows),
+        "headers": _headers(*names),
+        "content": {"application/json": {"schema": shapes[0] if len(shapes) == 1 else {"anyOf": shapes}}},
+    }
+
+
+def _headers(*names: str) -> Json:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _openai(row: errors.Row) -> Json:
+    properties = {"message": {"type": "string"}, "type": {"const": row.type}, "code": {"const": row.code}}
+    properties |= {name: _FIELDS.get(name, {"type": "string"}) for name in row.fields}
+    return _object({"error": _object(properties)})
+
+
+def _citadel(status: int) -> Json:
+    code = CITADEL_CODES.get(status, "unavailable")
+    properties: Json = {
+        "ok": {"const": False},
+        "error": {"const": code.replace("_", "-")},
+        "code": {"const": code},
+        "message": {"type": "string"},
+    }
+    shape = _object(properties)
+    shape["properties"]["detail"] = {"type": "object"}
+    return shape
+
+
+def _object(properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _schemas(models: Sequence[type[BaseModel]]) -> tuple[dict[type[BaseModel], str], Json]:
+    """The name of each model's schema, and all schemas by their names."""
+    template = "#/components/schemas/{model}"
+    refs, whole = models_json_schema([(model, "validation") for model in models], ref_template=template)
+    names = {model: refs[model, "validation"]["$ref"].rpartition("/")[2] for model in models}
+    return names, whole.get("$defs", {})
