@@ -19,7 +19,7 @@ from citadel.accounts.auth import NewKey
 from citadel.accounts.journal import AsyncStore, utc_now
 from citadel.accounts.quota import Defaults, Ledger
 from citadel.config import Config, ConfigError
-from citadel.http import openapi, routes_admin, routes_chat, routes_gpu, routes_health, routes_models
+from citadel.http import openapi, routes_admin, routes_chat, routes_gpu, routes_health, routes_metrics, routes_models
 from citadel.http.body import BodyReader
 from citadel.http.gate import Gate
 from citadel.http.guard import guarded
@@ -38,6 +38,7 @@ _API = (
     *routes_gpu.ROUTES,
     *routes_admin.ROUTES,
     *routes_health.ROUTES,
+    *routes_metrics.ROUTES,
 )
 ROUTES = (*_API, openapi.route(_API))
 

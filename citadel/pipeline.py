@@ -64,6 +64,14 @@ class Pipeline:
 
     async def run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
         """Events of the answer. What is raised before the first event can still have a status of its own."""
+        metrics = self._registry.metrics
+        with metrics.call(call.request.model) as measured:
+            async with aclosing(self._run(call)) as events:
+                async for event in events:
+                    metrics.saw(measured, event)
+                    yield event
+
+    async def _run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
         request, models = call.request, self._registry.config.models
         settings = models.get(request.model)
         if settings is None:  # models.toml was read again since the name was looked up

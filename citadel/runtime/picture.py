@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from citadel.config import Gpu
 from citadel.engine import Need
@@ -14,6 +16,28 @@ from citadel.runtime.leases import Lease, LeaseDesk
 from citadel.runtime.states import Loaded, Starting, Unloading
 from citadel.runtime.waiting import Line
 from citadel.runtime.watchdog import Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place in the GPU's queue. `name` is a model's id or a lease's; `asked_s` ago it came."""
+
+    kind: Literal["model", "image", "music", "other"]
+    name: str
+    running: bool
+    asked_s: float
+    gpu_memory: int | None = None
+
+
+def places(queue: Sequence[Entry | Lease], running: Sequence[Lease]) -> list[Place]:
+    now, found = time.monotonic(), list[Place]()
+    for each in (*running, *queue):
+        if isinstance(each, Lease):
+            granted = each.granted_at is not None
+            found.append(Place(each.kind, each.id, granted, now - each.asked_at, each.memory))
+        else:
+            found.append(Place("model", each.id, running=False, asked_s=now - each.asked_at))
+    return found
 
 
 def residents(models: Iterable[Entry]) -> list[Resident]:

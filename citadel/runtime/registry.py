@@ -29,6 +29,7 @@ from citadel.errors import (
     Queued,
 )
 from citadel.messages import Waiting
+from citadel.metrics import Metrics
 from citadel.runtime import gpu_queue, memory, picture, sources, waiting, watchdog
 from citadel.runtime.closing import Closer
 from citadel.runtime.entry import Entry, ModelStatus, Ticket, status_of
@@ -61,6 +62,7 @@ class Registry:
         on_loaded: Callable[[str, float], None],
     ) -> None:
         self.config = config
+        self.metrics = Metrics()
         self._on_loaded = on_loaded
         self._models = {
             id_: Entry(id_, settings, learned.get(id_, settings.cold_start_s))
@@ -149,6 +151,7 @@ class Registry:
         there after `budget_s`; the wait for a slot has no budget.
         """
         loop, entry = asyncio.get_running_loop(), self._models[ticket.model]
+        began = loop.time()
         if not ticket.granted.done():
             await asyncio.wait({ticket.granted, self.considered()}, return_when=asyncio.FIRST_COMPLETED)
         deadline = loop.time() + budget_s
@@ -161,6 +164,7 @@ class Registry:
             pause = every_s if status.kind == "slot" else min(every_s, remaining)
             await asyncio.wait({ticket.granted}, timeout=pause)
         ticket.granted.result()
+        self.metrics.waited(ticket.model, loop.time() - began)
 
     def listen(self, ticket: Ticket, unread_tokens: int) -> None:
         """The call now waits for the engine; `unread_tokens` of its prompt, until the first token came."""
@@ -216,6 +220,10 @@ class Registry:
 
     def lease_status(self, id_: str) -> LeaseStatus:
         return self.leases.status(id_, len(self._operations) + len(self.leases.running))
+
+    def line(self) -> list[picture.Place]:
+        """Who has the GPU for a media job, then who waits for it, in order."""
+        return picture.places(self._queue, self.leases.running)
 
     def status(self, model: str) -> ModelStatus:
         return status_of(self._models[model], time.monotonic())
@@ -441,12 +449,14 @@ class Registry:
         now = time.monotonic()
         entry.info, entry.backoff_s, entry.expected_load_s = engine.info, 0.0, now - phase.since
         self._on_loaded(entry.id, entry.expected_load_s)
+        self.metrics.loaded(entry.id, entry.expected_load_s)
         self._move(entry, Loaded(engine, Slots(engine.info.slots), since=now, last_used=now, last_token=now))
         self._admit(entry)
 
     def _unload(self, entry: Entry, failure: str | None = None) -> None:
         assert isinstance(entry.phase, Loaded)
         engine = entry.phase.engine
+        self.metrics.unloading(entry.id, failed=failure is not None, dismissed=entry.dismissed)
         entry.dismissed = False
         self._move(entry, Unloading(engine))
         self._begin(self._close_engine(entry, engine, failure), f"unload {entry.id}")
@@ -462,6 +472,7 @@ class Registry:
             await self._closer.close(entry.id, engine, need)
         finally:
             self._move(entry, Stopped())
+            self.metrics.unloaded(entry.id)
             self._forget_stale(entry)
             if failure is not None and len(entry.deaths) > 1:
                 self._storm(entry, failure)
@@ -495,6 +506,7 @@ class Registry:
         self._move(entry, Unavailable(reason, time.monotonic()))
 
     def _unavailable(self, entry: Entry, reason: str) -> None:
+        self.metrics.load_failed(entry.id)
         first, longest = entry.settings.backoff_s
         entry.backoff_s = min(max(first, entry.backoff_s * 2), longest)
         entry.prepared = None  # the files may be other ones at the next try
