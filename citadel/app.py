@@ -24,6 +24,7 @@ from citadel.http.body import BodyReader
 from citadel.http.gate import Gate
 from citadel.http.guard import guarded
 from citadel.http.middleware import MIDDLEWARES, finish_headers
+from citadel.http.server import connections
 from citadel.http.services import SERVICES, Services
 from citadel.pipeline import Pipeline
 from citadel.runtime.registry import Registry
@@ -111,7 +112,7 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `read` is for a reload. Raises CannotServe, ConfigError."""
     with _only_server(config.server.data_dir), _told_to_stop() as stopped:
         async with services(config) as running:
-            runner = web.AppRunner(build(running), handler_cancellation=True, access_log=None, shutdown_timeout=1)
+            runner = connections(build(running))
             await runner.setup()
             try:
                 port = await _listen(runner, config)

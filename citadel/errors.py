@@ -19,9 +19,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
+
+_SECRET: Final = re.compile(r"(hlk_[A-Za-z0-9]{8}_)[A-Za-z0-9]+")
 
 MAX_RETRY_AFTER_MS: Final = 55_000
 """OpenAI's SDKs ignore, or give up on, a wait of more than 60 s; below it they do as they are told."""
@@ -294,12 +297,19 @@ CITADEL_CODES: Final[dict[int, str]] = {
 """The codes of the Citadel format, by status."""
 
 
+def without_keys(value: Any) -> Any:
+    """`value`, or the texts in a list, with the secrets of keys taken out: callers put keys where names belong."""
+    if isinstance(value, list):
+        return [without_keys(each) for each in cast("list[Any]", value)]
+    return _SECRET.sub(r"\1...", value) if isinstance(value, str) else value
+
+
 def openai_body(error: CitadelError, *, in_stream: bool = False) -> dict[str, Any]:
     """The body on LLM routes: `{"error": {"message", "type", "code", ...}}`."""
     row = error.row
     code = row.stream_code if in_stream and row.stream_code is not None else row.code
-    body: dict[str, Any] = {"message": error.message, "type": row.type, "code": code}
-    body.update({name: error.fields.get(name) for name in row.fields})
+    body: dict[str, Any] = {"message": without_keys(error.message), "type": row.type, "code": code}
+    body.update({name: without_keys(error.fields.get(name)) for name in row.fields})
     return {"error": body}
 
 
@@ -307,9 +317,10 @@ def citadel_body(error: CitadelError) -> dict[str, Any]:
     """The body on all other routes: `{"ok": false, "error", "code", "message"}`; a code of its own is in `detail`."""
     row = error.row
     code = CITADEL_CODES.get(row.status, "unavailable" if row.status >= 502 else "bad_request")
-    body: dict[str, Any] = {"ok": False, "error": code.replace("_", "-"), "code": code, "message": error.message}
+    body: dict[str, Any] = {"ok": False, "error": code.replace("_", "-"), "code": code}
+    body["message"] = without_keys(error.message)
     if row.code != code and row.status not in (401, 403):
-        body["detail"] = {"code": row.code, **{name: error.fields.get(name) for name in row.fields}}
+        body["detail"] = {"code": row.code, **{name: without_keys(error.fields.get(name)) for name in row.fields}}
     return body
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import structlog
 
+from citadel.errors import without_keys
+
 
 def configure(level: int = logging.INFO) -> None:
     shared: list[Any] = [
@@ -29,7 +31,7 @@ def configure(level: int = logging.INFO) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last, _without_keys],
         )
     )
     root = logging.getLogger()
@@ -47,3 +49,8 @@ def configure(level: int = logging.INFO) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def _without_keys(_logger: Any, _method: str, line: Any) -> str:
+    """A key that somebody put into a path or a name must not lie in a log."""
+    return without_keys(line)

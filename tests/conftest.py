@@ -18,6 +18,7 @@ from blockbuster import BlockBuster, blockbuster_ctx
 from citadel import app, logs
 from citadel.accounts.store import Store
 from citadel.config import Config
+from citadel.http.server import connections
 from citadel.http.services import Services
 
 
@@ -66,7 +67,7 @@ async def serving(config: Config, *, scopes: Sequence[str] = ("llm", "admin")) -
     """The real application on a real socket; at the end nothing may be left held."""
     key = await asyncio.to_thread(_new_key, config, scopes)
     async with app.services(config) as services:
-        runner = web.AppRunner(app.build(services), handler_cancellation=True, access_log=None, shutdown_timeout=1)
+        runner = connections(app.build(services))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         headers = {"Authorization": f"Bearer {key}"}

@@ -8,15 +8,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from citadel.errors import BadBody, TooLarge
+from citadel.http.encoding import ENCODINGS, Decoder
 
 TIMEOUT_S: Final = 60
 SHARED_BYTES: Final = 256 * 2**20
 FREE_BYTES: Final = 2**20
 """So much of a body needs no share of the bound: small calls never wait behind large or idle uploads."""
-_ENCODINGS: Final = ("identity", "gzip", "deflate")
 
 
 class BodyReader:
@@ -29,34 +29,37 @@ class BodyReader:
         declared = request.content_length
         if declared is not None and declared > self._limit:
             raise TooLarge(self._limit)
-        if request.headers.get("Content-Encoding", "identity").lower() not in _ENCODINGS:
-            raise BadBody
+        encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in ENCODINGS:
+            raise BadBody(f"Content-Encoding must be one of {', '.join(ENCODINGS)}")
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await self._all_of(request)
+                return await self._all_of(request.content, Decoder(encoding))
         except TimeoutError:
             raise BadBody(f"The body did not come within {TIMEOUT_S} s") from None
         except (web.RequestPayloadError, ConnectionError, ValueError) as error:
             raise BadBody from error
 
-    async def _all_of(self, request: web.Request) -> bytes:
+    async def _all_of(self, content: StreamReader, decoder: Decoder) -> bytes:
         """The first part is read at once; whatever has more must have its share of the bound for it."""
         body = bytearray()
-        await self._up_to(FREE_BYTES, request, body)
-        if request.content.at_eof():
-            return bytes(body)
-        async with self._budget.take(self._limit):
-            await self._up_to(self._limit, request, body)
-        if not request.content.at_eof():
-            raise TooLarge(self._limit)
+        await self._up_to(FREE_BYTES, content, decoder, body)
+        if not content.at_eof():
+            async with self._budget.take(self._limit):
+                await self._up_to(self._limit, content, decoder, body)
+            if not content.at_eof():
+                raise TooLarge(self._limit)
+        decoder.end()
         return bytes(body)
 
-    async def _up_to(self, size: int, request: web.Request, body: bytearray) -> None:
+    async def _up_to(self, size: int, content: StreamReader, decoder: Decoder, body: bytearray) -> None:
         """Read until the end, or until there are more than `size` bytes."""
-        while len(body) <= size and (chunk := await request.content.readany()):
-            body += chunk
-        if len(body) > self._limit:
-            raise TooLarge(self._limit)
+        while len(body) <= size and (chunk := await content.readany()):
+            for piece in decoder.feed(chunk):
+                body += piece
+                if len(body) > self._limit:
+                    raise TooLarge(self._limit)
+                await asyncio.sleep(0)  # a small chunk may become many pieces; others have their turn between
 
 
 class _ByteBudget:

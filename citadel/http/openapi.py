@@ -110,7 +110,7 @@ def _operation(each: Route, names: dict[type[BaseModel], str]) -> Json:
         responses[str(status)] = _failure(each, status, kinds)
     name = each.handler.__name__
     operation: Json = {
-        "operationId": re.sub(r"\W+", "_", f"{each.method.lower()} {_path(each)}").strip("_"),
+        "operationId": re.sub(r"\W+", "_", f"{each.method.lower()} {_path(each)}".replace("}", "")),
         "summary": (each.handler.__doc__ or name.replace("_", " ").capitalize()).split("\n")[0].split(". ")[0],
         "parameters": list(_parameters(each)),
         "responses": responses,

@@ -60,5 +60,6 @@ def _entry(services: Services, id_: str, name: str) -> dict[str, Any]:
 
 ROUTES: Final = (
     Route("GET", "/v1/models", list_models, "any"),
+    Route("GET", "/v1/models/", list_models, "any"),
     Route("GET", "/v1/models/{id:.+}", one_model, "any", raises=(ModelNotFound,)),
 )

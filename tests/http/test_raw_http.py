@@ -1,0 +1,180 @@
+"""Bytes on a real socket: what is no valid HTTP gets an error like any other, and costs nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from citadel.http import body as body_module
+from citadel.http import server as server_module
+from tests.conftest import Serving, make_config, serving, write_script
+
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncGenerator[Serving]:
+    source = write_script(tmp_path / "script.jsonl", [{"pieces": ["ok"]}])
+    async with serving(make_config(tmp_path, {"m": {"engine": "replay", "source": source}})) as running:
+        yield running
+        async with running.chat() as response:
+            assert response.status == 200, "nobody else is hindered"
+        running.services.registry.check_integrity()
+
+
+async def connect(server: Serving) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = server.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def answer(server: Serving, sent: bytes) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and JSON of the first answer to these bytes."""
+    reader, writer = await connect(server)
+    try:
+        async with asyncio.timeout(30):
+            writer.write(sent)
+            head = await reader.readuntil(b"\r\n\r\n")
+            lines = head.decode().split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in lines[1:-2])}
+            raw = await reader.readexactly(int(headers["content-length"]))
+    finally:
+        writer.close()
+    return int(lines[0].split()[1]), headers, json.loads(raw)
+
+
+NO_HTTP = {
+    "no request line": b"hello\r\n\r\n",
+    "TLS": bytes.fromhex("16030100c8010000c40303") + b"x" * 50 + b"\r\n\r\n",
+    "a header without a colon": b"GET / HTTP/1.1\r\nsecret-prompt\r\n\r\n",
+    "a long header": b"GET / HTTP/1.1\r\nA: " + b"secret-prompt" * 10_000 + b"\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\n" + b"".join(b"A%d: x\r\n" % index for index in range(40_000)) + b"\r\n",
+    "a long path": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    "two lengths": CHAT + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nsecret-prompt",
+    "a length that is none": CHAT + b"Content-Length: -1\r\n\r\n",
+    "a bad chunk size": CHAT + b"Transfer-Encoding: chunked\r\n\r\nsecret-prompt\r\n",
+    "length and chunks": CHAT + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "another protocol": b"GET / SPDY/3\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("case", NO_HTTP)
+async def test_what_is_no_http_is_told_so_in_our_format(
+    server: Serving, case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, headers, got = await answer(server, NO_HTTP[case])
+    assert (status, got["ok"], got["code"]) == (400, False, "bad_request")
+    assert got["detail"] == {"code": "bad_header"}
+    assert headers["content-type"] == "application/json"
+    assert re.fullmatch("[0-9a-f]{32}", headers["x-request-id"])
+    assert "secret-prompt" not in json.dumps(got) + capfd.readouterr().err
+
+
+async def test_a_chunk_that_breaks_off_in_mid_body_is_told_too(server: Serving) -> None:
+    reader, writer = await connect(server)
+    writer.write(CHAT + b"Authorization: Bearer " + server.key.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(b'5\r\n{"mes\r\n')
+    await writer.drain()
+    writer.write(b"no size\r\n")
+    async with asyncio.timeout(30):
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert head.split()[1] == b"400"
+    assert b"X-Request-Id" in head
+    writer.close()
+
+
+async def test_an_expectation_that_nobody_knows_is_a_bad_header(server: Serving) -> None:
+    for line, path in ((CHAT.partition(b"\r\n")[0], "chat"), (b"GET /nothing HTTP/1.1", "nothing")):
+        status, headers, got = await answer(server, line + b"\r\nHost: x\r\nExpect: foo\r\n\r\n")
+        assert status == 400
+        assert headers["x-request-id"]
+        assert (got["error"]["code"] if path == "chat" else got["detail"]["code"]) == "bad_header"
+
+
+def chat(server: Serving, sent: bytes, *headers: bytes) -> bytes:
+    lines = [b"Authorization: Bearer " + server.key.encode(), b"Content-Length: %d" % len(sent), *headers]
+    return CHAT + b"\r\n".join(lines) + b"\r\n\r\n" + sent
+
+
+RAW_DEFLATE = zlib.compressobj(wbits=-15)
+ENCODED = {
+    "gzip": (b"gzip", gzip.compress(BODY)),
+    "gzip in two members": (b"gzip", gzip.compress(BODY[:9]) + gzip.compress(BODY[9:])),
+    "deflate": (b"deflate", zlib.compress(BODY)),
+    "deflate without its header": (b"deflate", RAW_DEFLATE.compress(BODY) + RAW_DEFLATE.flush()),
+    "nothing": (b"identity", BODY),
+}
+
+
+@pytest.mark.parametrize("case", ENCODED)
+async def test_an_encoding_that_we_know_is_undone(server: Serving, case: str) -> None:
+    encoding, sent = ENCODED[case]
+    assert (await answer(server, chat(server, sent, b"Content-Encoding: " + encoding)))[0] == 200
+
+
+BROKEN = {
+    "br": (b"br", BODY),
+    "zstd": (b"zstd", BODY),
+    "several": (b"gzip, gzip", BODY),
+    "truncated gzip": (b"gzip", gzip.compress(BODY)[:-9]),
+    "gzip without its checksum": (b"gzip", gzip.compress(BODY)[:-8]),
+    "a wrong checksum": (b"gzip", gzip.compress(BODY)[:-8] + b"x" * 8),
+    "rubbish behind gzip": (b"gzip", gzip.compress(BODY) + b"rubbish"),
+    "rubbish behind deflate": (b"deflate", zlib.compress(BODY) + b"rubbish"),
+    "truncated deflate": (b"deflate", zlib.compress(BODY)[:-6]),
+    "an empty gzip": (b"gzip", b""),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_an_encoding_that_is_broken_or_unknown_is_a_bad_body(server: Serving, case: str) -> None:
+    encoding, sent = BROKEN[case]
+    status, _, got = await answer(server, chat(server, sent, b"Content-Encoding: " + encoding))
+    assert (status, got["error"]["code"]) == (400, "bad_body")
+
+
+async def test_the_connection_serves_on_after_a_compressed_bomb(server: Serving) -> None:
+    bomb = gzip.compress(b" " * 2**26)
+    status, _, got = await answer(server, chat(server, bomb, b"Content-Encoding: gzip"))
+    assert (status, got["error"]["code"]) == (413, "too_large")
+
+
+async def test_connections_without_a_request_are_closed(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HEAD_TIMEOUT_S", 0)
+    for start in (b"", b"GET / HTTP/1.1\r\nA: "):
+        reader, writer = await connect(server)
+        writer.write(start)
+        async with asyncio.timeout(30):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_body_that_does_not_come_is_given_up(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "TIMEOUT_S", 0)
+    head = chat(server, b"x" * 100)[:-50]
+    status, _, got = await answer(server, head)
+    assert (status, got["error"]["message"]) == (400, "The body did not come within 0 s")
+
+
+async def test_a_client_that_closes_its_half_counts_as_gone(server: Serving) -> None:
+    reader, writer = await connect(server)
+    writer.write(chat(server, BODY)[:-1])
+    writer.write_eof()
+    async with asyncio.timeout(30):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_path_that_ends_in_a_slash_lists_the_models(server: Serving) -> None:
+    async with server.session.get(server.url + "/v1/models/") as response:
+        assert (response.status, (await response.json())["data"][0]["id"]) == (200, "m")
