@@ -2,7 +2,8 @@
 
 The order is vLLM's: bias, bans, penalties, grammar, temperature, then the truncations and the draw. All but the last
 three change the logits in place, with numpy: llama.cpp's own samplers first copy the vocabulary into an array of
-structs, and sort all of it for a `top_p` without a `top_k`.
+structs, and sort all of it for a `top_p` without a `top_k`. For the same reason a draw that nothing truncates is
+numpy's too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _GREEDY_BELOW: Final = 1e-5
 _CANDIDATES: Final = 1024
 """How many tokens `top_p` and `min_p` look at when the job sets no `top_k`; the rest have no weight that counts."""
+_BLOCK: Final = 256
+"""Tokens that a plain draw weighs together, before it looks at each of those in the block that it hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class Chooser:
         self._sampling = sampling
         self._vocabulary = vocabulary
         self._matcher = matcher
-        self._chain = chain_of(sampling)
+        self._plain = PlainDraw(sampling) if is_plain(sampling) else None
+        self._chain = None if self._plain else chain_of(sampling)
         self._count = 0
         self._bias = _pairs(sampling.logit_bias)
         self._ends = np.array(sorted(vocabulary.ends), np.intp)
@@ -107,6 +111,8 @@ class Chooser:
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             return None
+        if self._plain:
+            return self._plain(logits, logits[best])
         return draw(self._chain) if self._chain else best
 
     def _remember(self, token: int) -> None:
@@ -137,19 +143,49 @@ class Chooser:
         return TokenLogprob(token, self._vocabulary.piece(token), min(0.0, float(raw[token]) - total), top)
 
 
+class PlainDraw:
+    """Draws from the whole vocabulary at a temperature; a seed makes the draws repeat."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._temperature: np.float32 = np.float32(sampling.temperature)
+        self._random = np.random.Generator(np.random.PCG64(_seed(sampling.seed)))
+
+    def __call__(self, logits: Logits, highest: np.float32) -> int:
+        """`highest` is the largest of `logits`. What is at minus infinity is never drawn."""
+        weights: Logits = np.exp((logits - highest) / self._temperature)
+        starts = np.arange(0, weights.size, _BLOCK)
+        block, rest = _hit(np.add.reduceat(weights, starts, dtype=np.float64), self._random.random())
+        start = int(starts[block])
+        token, _ = _hit(weights[start : start + _BLOCK].astype(np.float64), rest)
+        return start + token
+
+
+def _hit(weights: NDArray[np.float64], point: float) -> tuple[int, float]:
+    """The weight that the fraction `point` of their sum lies in, and how far in it lies, as a fraction again."""
+    ends = np.cumsum(weights)
+    target = point * float(ends[-1])
+    # Rounding may put the target on the very end, behind which there are only zeros.
+    last = int(weights.nonzero()[0].max())
+    index = min(int(ends.searchsorted(target, side="right")), last)
+    start = float(ends[index - 1]) if index else 0.0
+    return index, min(1.0, max(0.0, (target - start) / float(weights[index])))
+
+
+def is_plain(sampling: Sampling) -> bool:
+    """A draw that no truncation comes before."""
+    truncated = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    return sampling.temperature >= _GREEDY_BELOW and not truncated
+
+
 def chain_of(sampling: Sampling) -> Chain | None:
-    """The chain that draws; None where the most likely token is always the one.
+    """The chain that truncates and draws; None where the most likely token is always the one.
 
     Scaling by the temperature keeps the order, so `top_k` may come before it, and then little is left to scale.
     """
     if sampling.temperature < _GREEDY_BELOW:
         return None
-    truncated = sampling.top_p < 1.0 or sampling.min_p > 0.0
-    top_k = sampling.top_k if sampling.top_k > 0 else _CANDIDATES if truncated else 0
-    steps: list[tuple[str, tuple[float, ...]]] = []
-    if top_k:
-        steps.append(("top_k", (top_k,)))
-    steps.append(("temp", (sampling.temperature,)))
+    top_k = sampling.top_k if sampling.top_k > 0 else _CANDIDATES
+    steps: list[tuple[str, tuple[float, ...]]] = [("top_k", (top_k,)), ("temp", (sampling.temperature,))]
     if sampling.min_p > 0.0:
         steps.append(("min_p", (sampling.min_p, 1)))
     if sampling.top_p < 1.0:

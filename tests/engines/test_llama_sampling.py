@@ -106,7 +106,10 @@ async def test_logprobs_are_a_distribution(engine: Engine, jobs: Jobs, tokenizer
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "multipleOf": 5}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
     "x-guidance": {"whitespace_flexible": False},
