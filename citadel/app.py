@@ -19,7 +19,17 @@ from citadel.accounts.auth import NewKey
 from citadel.accounts.journal import AsyncStore, utc_now
 from citadel.accounts.quota import Defaults, Ledger
 from citadel.config import Config, ConfigError
-from citadel.http import openapi, routes_admin, routes_chat, routes_gpu, routes_health, routes_metrics, routes_models
+from citadel.http import (
+    openapi,
+    routes_admin,
+    routes_chat,
+    routes_gpu,
+    routes_health,
+    routes_metrics,
+    routes_models,
+    routes_page,
+    routes_status,
+)
 from citadel.http.body import BodyReader
 from citadel.http.gate import Gate
 from citadel.http.guard import guarded
@@ -40,6 +50,8 @@ _API = (
     *routes_admin.ROUTES,
     *routes_health.ROUTES,
     *routes_metrics.ROUTES,
+    *routes_status.ROUTES,
+    *routes_page.ROUTES,
 )
 ROUTES = (*_API, openapi.route(_API))
 

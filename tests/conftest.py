@@ -63,13 +63,15 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(config: Config, *, scopes: Sequence[str] = ("llm", "admin")) -> AsyncGenerator[Serving]:
+async def serving(
+    config: Config, *, scopes: Sequence[str] = ("llm", "admin"), port: int = 0
+) -> AsyncGenerator[Serving]:
     """The real application on a real socket; at the end nothing may be left held."""
     key = await asyncio.to_thread(_new_key, config, scopes)
     async with app.services(config) as services:
         runner = connections(app.build(services))
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         headers = {"Authorization": f"Bearer {key}"}
         try:
             async with aiohttp.ClientSession(headers=headers) as session:

@@ -26,19 +26,19 @@ MAX_USAGE_DAYS: Final = 366
 
 async def list_models(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
-    return json_response({"ok": True, "models": [_model(services, id_) for id_ in services.config.models]})
+    return json_response({"ok": True, "models": [model_view(services, id_) for id_ in services.config.models]})
 
 
 async def load_model(request: web.Request) -> web.Response:
     services, id_ = request.app[SERVICES], _model_id(request)
     services.registry.load(id_)
-    return json_response({"ok": True, "model": _model(services, id_)}, status=202)
+    return json_response({"ok": True, "model": model_view(services, id_)}, status=202)
 
 
 async def unload_model(request: web.Request) -> web.Response:
     services, id_ = request.app[SERVICES], _model_id(request)
     services.registry.unload(id_)
-    return json_response({"ok": True, "model": _model(services, id_)}, status=202)
+    return json_response({"ok": True, "model": model_view(services, id_)}, status=202)
 
 
 class _Pin(json_body.Body):
@@ -48,7 +48,7 @@ class _Pin(json_body.Body):
 async def pin_model(request: web.Request) -> web.Response:
     services, id_ = request.app[SERVICES], _model_id(request)
     services.registry.pin(id_, pinned=(await json_body.read(request, _Pin)).pinned)
-    return json_response({"ok": True, "model": _model(services, id_)})
+    return json_response({"ok": True, "model": model_view(services, id_)})
 
 
 def _model_id(request: web.Request) -> str:
@@ -58,7 +58,8 @@ def _model_id(request: web.Request) -> str:
     return id_
 
 
-def _model(services: Services, id_: str) -> dict[str, Any]:
+def model_view(services: Services, id_: str) -> dict[str, Any]:
+    """A model as its owner sees it; times in seconds, `progress` from 0.0 to 1.0."""
     settings, status = services.config.models[id_], services.registry.status(id_)
     return {
         "id": id_,

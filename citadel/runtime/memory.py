@@ -47,6 +47,13 @@ def measured_gpu() -> int:
     return sum(_free_on(device) for device in _devices())
 
 
+def total() -> Need:
+    """Bytes that this process could have if nothing else ran."""
+    limits = [_read(group / names[0]) for group in _groups() for names in _GROUP_FILES]
+    ram = min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
+    return Need(ram=ram, gpu=sum(_total_on(device) for device in _devices()))
+
+
 def has_gpu() -> bool:
     """Whether this box has a device that NVML knows."""
     return bool(_devices())
@@ -66,6 +73,14 @@ def _devices() -> tuple[object, ...]:
 def _free_on(device: object) -> int:
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(device).free)
+    except pynvml.NVMLError as error:
+        _tell_once(str(error))
+        return 0
+
+
+def _total_on(device: object) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
     except pynvml.NVMLError as error:
         _tell_once(str(error))
         return 0
