@@ -20,6 +20,7 @@ from typing import Final, Protocol, TypeVar
 
 from citadel.accounts.auth import Account
 from citadel.errors import (
+    BadRequest,
     CitadelError,
     DailyLimit,
     DailyTokens,
@@ -249,7 +250,7 @@ def _settle(reservation: Reservation, error: BaseException | None) -> Settlement
     gives_back = unanswered and (server_failed or not reservation.model_ready)
     return Settlement(
         keeps_call=not gives_back,
-        keeps_window=reservation.prompt_ready or error is None,
+        keeps_window=reservation.prompt_ready or not isinstance(error, BadRequest),
         prompt_tokens=reservation.prompt_tokens if reservation.answering else 0,
         completion_tokens=reservation.completion_tokens,
     )

@@ -78,6 +78,7 @@ class Registry:
         self._tasks: list[asyncio.Task[None]] = []
         self._closer = Closer(self._wake.set)
         self._look_again_at: float | None = None
+        self._looked_at = -math.inf
         self._closed = False
 
     # -- for the composition root
@@ -303,6 +304,7 @@ class Registry:
         booked = [resident.need for resident in picture.residents(self._models.values())] + self._closer.booked
         working = bool(self._operations)  # what is measured then may be wrong by the time it has ended
         free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
+        self._looked_at = time.monotonic()
         self._prune_queue()
         working = working or bool(self._operations)
         view = picture.view(self._models.values(), self._queue, self.leases, free, self.config.gpu, working=working)
@@ -313,7 +315,8 @@ class Registry:
     def _pause(self) -> float | None:
         """Seconds until something is due that no event announces; None if nothing is."""
         times = [self._look_again_at, self.leases.next_expiry()]
-        return waiting.pause(self._queue, picture.residents(self._models.values()), times, self.config.gpu.busy_after_s)
+        residents, busy_after_s = picture.residents(self._models.values()), self.config.gpu.busy_after_s
+        return waiting.pause(self._queue, residents, times, busy_after_s, self._looked_at)
 
     def considered(self) -> asyncio.Future[None]:
         """Done when the worker has looked at the picture as it is now."""

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from citadel.errors import CitadelError, ModelLoading, Queued
 from citadel.messages import Waiting
@@ -14,8 +13,6 @@ from citadel.runtime.entry import Entry, Ticket, remaining_load_s
 from citadel.runtime.gpu_queue import Resident
 from citadel.runtime.leases import Lease
 from citadel.runtime.states import Loaded, Starting, Unloading
-
-_SHORTEST_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +55,23 @@ def out_of_patience(entry: Entry, models: Iterable[Entry], line: Line, now: floa
 
 
 def pause(
-    queue: Sequence[Entry | Lease], residents: Sequence[Resident], times: Sequence[float | None], busy_after_s: float
+    queue: Sequence[Entry | Lease],
+    residents: Sequence[Resident],
+    times: Sequence[float | None],
+    busy_after_s: float,
+    looked_at: float,
 ) -> float | None:
-    """Seconds until something of this is due: a place that ends, a wait that does, an idle model's time, or `times`."""
+    """Seconds until something of this is due: a place that ends, a wait that does, an idle model's time, or `times`.
+
+    What was due when the queue was last looked at, and is still there, waits for an event and not for a time.
+    """
     entries = [each for each in queue if isinstance(each, Entry)]
     due = [at for at in times if at is not None]
     due += [entry.held_until for entry in entries if not entry.waiting and entry.held_until < math.inf]
     due += [entry.asked_at + busy_after_s for entry in entries if entry.waiting]
     due += [each.expires_at for each in residents if each.expires_at is not None and not each.busy]
-    # What was due and is still there waits for an event: a moment's pause, or it would be looked at without end.
-    return max(_SHORTEST_PAUSE_S, min(due) - time.monotonic()) if due else None
+    to_come = [at for at in due if at > looked_at]
+    return max(0.0, min(to_come) - time.monotonic()) if to_come else None
 
 
 def _occupied_by(models: Iterable[Entry]) -> str:
