@@ -116,15 +116,28 @@ function newTurn() {
   const root = make("div", { class: "turn assistant" }, thinking, said);
   const calls = new Map();
   $("talk").append(root);
+  // Drawn once a frame: laying a long answer out again for each token would take longer than the tokens do.
+  const unwritten = new Map();
+  let drawing = false;
+  const draw = () => {
+    drawing = false;
+    const talk = $("talk");
+    const atEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 40;
+    for (const [element, text] of unwritten) {
+      if (element.lastChild) element.lastChild.appendData(text);
+      else element.append(text);
+    }
+    unwritten.clear();
+    if (atEnd) talk.scrollTop = talk.scrollHeight;
+  };
   const add = (element, text) => {
-    const end = $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < 40;
-    element.append(text);
-    element.normalize();
-    if (end) $("talk").scrollTop = $("talk").scrollHeight;
+    unwritten.set(element, (unwritten.get(element) ?? "") + text);
+    if (!drawing) requestAnimationFrame(draw);
+    drawing = true;
   };
   return {
     root,
-    content: () => said.textContent,
+    content: () => said.textContent + (unwritten.get(said) ?? ""),
     fail: (message) => {
       root.append(make("p", { class: "problem", role: "alert" }, message));
     },
