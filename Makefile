@@ -47,8 +47,6 @@ bench: .venv/.installed-dev
 	$(BIN)/python -m pip install --progress-bar off --quiet --target .venv/openai-2 "openai==2.28.0"
 	@echo "== fetching the chat templates of published models, which llama-cpp-python's source package carries"
 	$(BIN)/python tests/fixtures/fetch_templates.py
-	@# The checker of accessibility that the tests of the page put into the browser.
-	cd .venv && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz package/axe.min.js
 	@touch $@
 
 clean:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import AsyncGenerator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from playwright.async_api import Page, async_playwright, expect
 
 from tests.conftest import Serving, make_config, serving, write_script
 
-AXE = Path(__file__).parent.parent.parent / ".venv" / "package" / "axe.min.js"
+AXE = files("axe_playwright_python") / "axe.min.js"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 LINES = [
     {"when": "endless", "pieces": ["word "] * 100_000, "delay_ms": 5},
