@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,20 +23,35 @@ class RealServer:
     key: str
 
 
-@pytest.fixture(scope="package")
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealServer]:
-    process = Process(tmp_path_factory.mktemp("real"), "--config", str(ROOT / "models.toml"))
+@contextmanager
+def started(folder: Path, models: str) -> Generator[RealServer]:
+    """A server on `models`, the text of its models.toml; its end must be an orderly one."""
+    (folder / "models.toml").write_text(models, encoding="utf-8")
+    process = Process(folder)
     said = process.announcement()
     assert said.key is not None
     yield RealServer(process, said.url, said.key)
     assert process.stop() == 0
 
 
+@asynccontextmanager
+async def connected(server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
+    headers = {"Authorization": f"Bearer {server.key}"}
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(server.url, headers=headers, timeout=timeout) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealServer]:
+    models = (ROOT / "models.toml").read_text(encoding="utf-8")
+    with started(tmp_path_factory.mktemp("real"), models) as server:
+        yield server
+
+
 @pytest.fixture
 async def session(real_server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
-    headers = {"Authorization": f"Bearer {real_server.key}"}
-    timeout = aiohttp.ClientTimeout(total=300)
-    async with aiohttp.ClientSession(real_server.url, headers=headers, timeout=timeout) as opened:
+    async with connected(real_server) as opened:
         yield opened
 
 

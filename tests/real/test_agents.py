@@ -17,8 +17,7 @@ import pytest
 from tests.conftest import events_of
 from tests.models.export import CHECKPOINT, GGUF
 from tests.models.generate import Dialogue, unseen
-from tests.process import Process
-from tests.real.conftest import RealServer
+from tests.real.conftest import RealServer, connected, started
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -45,20 +44,13 @@ slots = 16
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealServer]:
-    folder = tmp_path_factory.mktemp("agents")
-    (folder / "models.toml").write_text(MODELS, encoding="utf-8")
-    process = Process(folder)
-    said = process.announcement()
-    assert said.key is not None
-    yield RealServer(process, said.url, said.key)
-    assert process.stop() == 0
+    with started(tmp_path_factory.mktemp("agents"), MODELS) as running:
+        yield running
 
 
 @pytest.fixture
 async def client(server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
-    headers = {"Authorization": f"Bearer {server.key}"}
-    timeout = aiohttp.ClientTimeout(total=280)
-    async with aiohttp.ClientSession(server.url, headers=headers, timeout=timeout) as opened:
+    async with connected(server) as opened:
         yield opened
 
 
