@@ -300,11 +300,10 @@ class Registry:
 
     async def _look(self) -> None:
         """Measure what is free, decide what to do about the whole picture, and begin it."""
-        gpu = self.config.gpu
+        gpu, self._looked_at = self.config.gpu, time.monotonic()
         booked = [resident.need for resident in picture.residents(self._models.values())] + self._closer.booked
         working = bool(self._operations)  # what is measured then may be wrong by the time it has ended
         free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
-        self._looked_at = time.monotonic()
         self._prune_queue()
         working = working or bool(self._operations)
         view = picture.view(self._models.values(), self._queue, self.leases, free, self.config.gpu, working=working)

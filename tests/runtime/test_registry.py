@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from citadel.runtime import memory
 from citadel.runtime.registry import Registry
+from engines import adapter
 from tests.conftest import Serving, make_config, serving, write_script
 
 
@@ -108,3 +110,21 @@ async def test_a_pinned_model_outlives_its_time_to_live(tmp_path: Path) -> None:
         assert server.services.registry.status("pinned").state == "loaded"
         server.services.registry.pin("pinned", pinned=False)
         await in_state(server, "pinned", "stopped")
+
+
+async def test_what_is_due_does_not_keep_the_queue_spinning_while_nothing_can_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease has ended, and the look that would take note of it fails: it is tried again after a while."""
+
+    def failing(*_: Any) -> Any:
+        raise OSError("the driver does not answer")
+
+    monkeypatch.setattr(memory, "free", failing)
+    registry = Registry(config(tmp_path, {"a": {}}), adapter, learned={}, on_loaded=print)
+    lease = registry.leases.ask("image", None)
+    registry.leases._find(lease).expires_at = time.monotonic()
+    assert registry._pause() == 0
+    with pytest.raises(OSError, match="driver"):
+        await registry._look()
+    assert registry._pause() is None
