@@ -15,6 +15,8 @@ both and reports `done()`, or `refused()` where llama.cpp found no room. Between
    tokens while others are generating, since all of them wait for the whole batch.
 3. When memory runs out, the longest unused kept tokens go first, then the newest run: it waits, and is computed again
    later. A last run that fills the memory alone is `full`: its output ends there.
+4. Kept tokens that go are copied to the archive, and copied back for a run that shares more with them than with any
+   sequence. Where that fails the caller reports `lost()` instead of computing the step.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
+from engines.llama_cache import Archive, common
+from engines.llama_cells import Cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from engines.llama_cache import Saved
 
 WORTH_WAITING: Final = 32
 """A common beginning of fewer tokens is computed again rather than waited for."""
@@ -79,7 +84,25 @@ class Rewind:
     """Look for free cells from the first one on."""
 
 
-Move = Truncate | Share | Rewind
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy a sequence to the archive."""
+
+    sequence: int
+    saved: Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Copy all of `saved` to the empty sequence, for `run`, whose `cached` was as given before."""
+
+    sequence: int
+    saved: Saved
+    run: Run
+    cached: int | None
+
+
+Move = Truncate | Share | Rewind | Save | Restore
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,48 +140,10 @@ class Limits:
     share: bool = True
 
 
-class Cells:
-    """Counts memory cells that sequences may have in common."""
-
-    def __init__(self) -> None:
-        self._holders: dict[int, int] = {}
-        self._next = 0
-
-    @property
-    def used(self) -> int:
-        return len(self._holders)
-
-    def take(self, count: int) -> range:
-        new = range(self._next, self._next + count)
-        self._next += count
-        self._holders.update(dict.fromkeys(new, 1))
-        return new
-
-    def share(self, cells: Iterable[int]) -> None:
-        for cell in cells:
-            self._holders[cell] += 1
-
-    def release(self, cells: Iterable[int]) -> None:
-        for cell in cells:
-            if self._holders[cell] == 1:
-                del self._holders[cell]
-            else:
-                self._holders[cell] -= 1
-
-
-def common(left: array[int], right: array[int]) -> int:
-    """How many tokens two sequences begin with in common."""
-    size = min(len(left), len(right))
-    if size == 0:
-        return 0
-    differ = np.frombuffer(left, np.int32, size) != np.frombuffer(right, np.int32, size)
-    first = int(differ.argmax())
-    return first if differ[first] else size
-
-
 class Planner:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, archive: Archive | None = None) -> None:
         self.limits = limits
+        self.archive = Archive(0) if archive is None else archive
         self.sequences = [Sequence(number) for number in range(limits.sequences)]
         self.waiting: list[Run] = []
         self.cells = Cells()
@@ -193,6 +178,14 @@ class Planner:
         asked = sum(work.stop - work.start for work in step.work)
         self.capacity = self.cells.used + asked // 2
 
+    def lost(self, move: Restore) -> None:
+        """The copy could not be brought back: the sequence is empty, and nothing of the step is computed."""
+        sequence = self.sequences[move.sequence]
+        self.cells.release(sequence.cells)
+        sequence.tokens, sequence.cells = array("i"), []
+        move.run.cached = move.cached or 0
+        self.archive.drop(move.saved)
+
     # What the caller asks.
 
     def plan(self) -> Step:
@@ -224,6 +217,10 @@ class Planner:
                 continue
             if not self._has_room(run, source, length):
                 return
+            if self._restore(run, length, idle):
+                # What is brought back may turn out to be lost; so nobody shares it in this step.
+                return
+            source, length = self._longest(run)
             self._seat(run, source, length, idle)
             self.waiting.remove(run)
 
@@ -282,6 +279,30 @@ class Planner:
             run.cached = length
         self._touch(target)
 
+    def _restore(self, run: Run, length: int, idle: list[Sequence]) -> bool:
+        """Seats the run on a copy from the archive, where that has more of it than any sequence."""
+        saved, found = self.archive.longest(run.tokens, len(run.tokens) - 1, whole=not self.limits.trim)
+        if saved is None or found < length + WORTH_WAITING:
+            return False
+        size = len(saved.tokens)
+        self.archive.use(saved)
+        target = min(idle, key=lambda s: s.used)
+        self._truncate(target, 0)
+        while self.free < size and self._forget_oldest():
+            pass
+        if self.free < size:
+            return False
+        self._moves.append(Restore(target.id, saved, run, run.cached))
+        target.tokens.extend(saved.tokens)
+        target.cells.extend(self.cells.take(size))
+        target.run = run
+        if run.cached is None:
+            run.cached = found
+        self._truncate(target, found)
+        self.waiting.remove(run)
+        self._touch(target)
+        return True
+
     def _take_over(self, run: Run, source: Sequence, length: int) -> bool:
         """Taking an idle sequence over costs what it holds beyond the common beginning, sharing costs another's all.
 
@@ -316,8 +337,8 @@ class Planner:
     def _preempt(self, sequence: Sequence) -> None:
         if sequence.run:
             self.waiting.append(sequence.run)
-        sequence.run = None
         self._truncate(sequence, 0)
+        sequence.run = None
 
     # The batch.
 
@@ -349,10 +370,18 @@ class Planner:
 
     def _truncate(self, sequence: Sequence, length: int) -> None:
         if length < len(sequence.tokens):
+            self._archive(sequence, length)
             self._moves.append(Truncate(sequence.id, length))
             self.cells.release(sequence.cells[length:])
             del sequence.tokens[length:]
             del sequence.cells[length:]
+
+    def _archive(self, sequence: Sequence, length: int) -> None:
+        """Copies kept tokens that go, unless there are few of them or they are elsewhere too."""
+        worth = len(sequence.tokens) - length >= WORTH_WAITING and self.archive.capacity
+        if sequence.run or not worth or self.archive.holds(sequence.tokens):
+            return
+        self._moves.append(Save(sequence.id, self.archive.promise(sequence.tokens)))
 
     def _touch(self, sequence: Sequence) -> None:
         self._clock += 1

@@ -123,7 +123,8 @@ def need(spec: EngineSpec) -> Need:
     weights = Weights(spec)
     total = spec.memory_bytes if spec.memory_bytes is not None else _estimate(spec, settings, weights)
     on_gpu = int(total * _share_on_gpu(settings, weights))
-    return Need(ram=total - on_gpu, gpu=on_gpu)
+    cache = 0 if spec.memory_bytes is not None else settings.prompt_cache
+    return Need(ram=total - on_gpu + cache, gpu=on_gpu)
 
 
 def check_machine(spec: EngineSpec) -> None:

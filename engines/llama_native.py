@@ -334,6 +334,22 @@ class Context:
             raise NativeError("this context can't share memory between sequences")
         lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
+    def save(self, sequence: int) -> NDArray[np.uint8]:
+        """A copy of all that is computed of a sequence."""
+        self._check_sequence(sequence)
+        data = np.empty(lib.llama_state_seq_get_size(self.handle, sequence), np.uint8)
+        if lib.llama_state_seq_get_data(self.handle, _bytes(data), data.size, sequence) != data.size:
+            raise NativeError(f"sequence {sequence} could not be copied")
+        return data
+
+    def restore(self, sequence: int, data: NDArray[np.uint8]) -> bool:
+        """Fills an empty sequence from a copy; False, and it stays empty, where there is no room for it."""
+        self._check_sequence(sequence)
+        if lib.llama_state_seq_set_data(self.handle, _bytes(data), data.size, sequence) == data.size:
+            return True
+        lib.llama_memory_seq_rm(self._memory, sequence, 0, -1)
+        return False
+
     def rewind(self) -> None:
         """Makes llama.cpp look for free cells from the first one on, not from where it took the last.
 
@@ -368,6 +384,10 @@ def _assign(params: Any, settings: Mapping[str, Any]) -> None:
         if not hasattr(params, name):
             raise NativeError(f"llama.cpp has no setting {name}")
         setattr(params, name, value)
+
+
+def _bytes(data: NDArray[np.uint8]) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _reason(errors: list[str]) -> str:

@@ -108,17 +108,22 @@ OPTIONS: Final[dict[str, Option]] = {
     "yarn_beta_slow": Option(_number, None, "context", "yarn_beta_slow"),
     "yarn_orig_ctx": Option(_whole(0), None, "context", "yarn_orig_ctx"),
     "prefill_while_decoding": Option(_whole(1), 128),
+    "prompt_cache_mb": Option(_whole(0), 256),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`model` and `context` are fields of llama.cpp's parameters; `cells` is None for slots times context length."""
+    """`model` and `context` are fields of llama.cpp's parameters; `cells` is None for slots times context length.
+
+    `prompt_cache` is in bytes.
+    """
 
     model: Mapping[str, Any]
     context: Mapping[str, Any]
     cells: int | None
     prompt_beside: int
+    prompt_cache: int
 
 
 def settings_of(spec: EngineSpec) -> Settings:
@@ -136,7 +141,8 @@ def settings_of(spec: EngineSpec) -> Settings:
         model["load_mode"] = _LOAD[mapped, bool(values["use_mlock"])]
     if values["tensor_split"]:
         model["tensor_split"] = _per_device(spec, values["tensor_split"])
-    return Settings(model, _fields(values, "context"), values["n_ctx"], values["prefill_while_decoding"])
+    cache = values["prompt_cache_mb"] * 1_000_000
+    return Settings(model, _fields(values, "context"), values["n_ctx"], values["prefill_while_decoding"], cache)
 
 
 def _checked(spec: EngineSpec, key: str, value: Any) -> Any:

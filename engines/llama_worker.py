@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from citadel.engine import EngineInfo, Piece
 from citadel.errors import CitadelError, EdgeError, LlmUnavailable
 from engines import llama_files
-from engines.llama_batch import Limits, Planner, Rewind, Run, Share, Step, Truncate
+from engines.llama_batch import Limits, Planner, Restore, Rewind, Run, Save, Share, Step, Truncate
+from engines.llama_cache import Archive
 from engines.llama_grammar import Grammars, Matcher
 from engines.llama_log import log
 from engines.llama_native import Batch, Context, Model, NativeError, trim_heap
@@ -218,7 +219,7 @@ class Decoder:
         )
         self.tasks: dict[str, _Task] = {}
         self.news: list[Happened] = []
-        self.planner = Planner(limits)
+        self.planner = Planner(limits, Archive(settings.prompt_cache))
         self._context = context
         self._vocabulary = vocabulary
         self._context_length = context_length
@@ -237,7 +238,8 @@ class Decoder:
 
     def step(self) -> None:
         step = self.planner.plan()
-        self._move(step)
+        if not self._move(step):
+            return
         if step.full:
             task = self.tasks[step.full.id]
             self._end(task)
@@ -254,15 +256,27 @@ class Decoder:
         self.planner.done(step)
         self._choose([self.tasks[work.run.id] for work in step.work if work.last])
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: Step) -> bool:
+        """False where a copy could not be brought back: then the step is not to be computed."""
+        lost: Restore | None = None
         for move in step.moves:
             match move:
                 case Share(source, target, length):
                     self._context.share(source, target, length)
                 case Truncate(sequence, length):
-                    self._context.truncate(sequence, length)
+                    # What is lost is empty already, and may be of a kind that can only be emptied.
+                    empty = lost is not None and lost.sequence == sequence
+                    self._context.truncate(sequence, 0 if empty else length)
                 case Rewind():
                     self._context.rewind()
+                case Save(sequence, saved):
+                    self.planner.archive.fill(saved, self._context.save(sequence))
+                case Restore(sequence, saved):
+                    if saved.data is None or not self._context.restore(sequence, saved.data):
+                        lost = move
+        if lost:
+            self.planner.lost(lost)
+        return lost is None
 
     def _fill(self, step: Step) -> None:
         self._batch.clear()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.llama_batch import Limits, Planner, Rewind, Run, Share, Step, common
+from engines.llama_batch import Limits, Planner, Restore, Rewind, Run, Save, Share, Step
+from engines.llama_cache import Archive, common
 
 
 class Memory:
@@ -17,24 +19,43 @@ class Memory:
         self.limits = limits
         self.cells = cells
         self.held: list[list[tuple[int, object]]] = [[] for _ in range(limits.sequences)]
+        self.fails = 0
+        """How many of the next copies can't be brought back."""
+        self.lost: Restore | None = None
 
     @property
     def used(self) -> int:
         return len({id(cell) for sequence in self.held for _, cell in sequence})
 
-    def apply(self, step: Step) -> bool:
+    def move(self, step: Step, archive: Archive) -> bool:
+        """False where a copy could not be brought back."""
+        self.lost = None
         for move in step.moves:
             if isinstance(move, Rewind):
                 continue
-            if isinstance(move, Share):
+            if isinstance(move, Save):
+                archive.fill(move.saved, np.array([token for token, _ in self.held[move.sequence]], np.uint8))
+                assert archive.size <= archive.capacity
+            elif isinstance(move, Restore):
+                assert not self.held[move.sequence], "bringing back into a sequence that holds tokens"
+                self.fails -= 1
+                if self.fails >= 0 or move.saved.data is None or self.used + len(move.saved.tokens) > self.cells:
+                    self.lost = move
+                else:
+                    self.held[move.sequence] = [(token, object()) for token in move.saved.tokens]
+            elif isinstance(move, Share):
                 assert self.limits.share
                 assert not self.held[move.target], "sharing into a sequence that holds tokens"
                 assert 0 < move.length <= len(self.held[move.source])
                 self.held[move.target] = self.held[move.source][: move.length]
             else:
                 assert move.length == 0 or self.limits.trim
-                assert move.length < len(self.held[move.sequence])
+                lost = self.lost is not None and self.lost.sequence == move.sequence
+                assert lost or move.length < len(self.held[move.sequence])
                 del self.held[move.sequence][move.length :]
+        return self.lost is None
+
+    def compute(self, step: Step) -> bool:
         tokens = sum(work.stop - work.start for work in step.work)
         assert tokens <= self.limits.batch
         if self.used + tokens > self.cells:
@@ -52,11 +73,17 @@ class Bench:
     """A planner, its memory, and runs whose output is the same wherever and whenever it is computed."""
 
     def __init__(
-        self, sequences: int = 4, cells: int = 1000, *, real_cells: int | None = None, **limits: object
+        self,
+        sequences: int = 4,
+        cells: int = 1000,
+        *,
+        real_cells: int | None = None,
+        archive: int = 0,
+        **limits: object,
     ) -> None:
         values: dict[str, object] = {"batch": 64, "prompt": 32, "prompt_beside": 8, **limits}
         self.limits = Limits(sequences=sequences, cells=cells, **values)  # type: ignore[arg-type]
-        self.planner = Planner(self.limits)
+        self.planner = Planner(self.limits, Archive(archive))
         self.memory = Memory(self.limits, cells if real_cells is None else real_cells)
         self.wanted: dict[str, int] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -75,13 +102,16 @@ class Bench:
     def step(self) -> Step:
         step = self.planner.plan()
         assert self.planner.cells.used <= self.planner.capacity or not self.planner.seated()
+        if not self.memory.move(step, self.planner.archive):
+            assert self.memory.lost
+            self.planner.lost(self.memory.lost)
+            return step
         if step.full:
-            self.memory.apply(step)
             self.full.add(step.full.id)
             self.drop(step.full.id)
             return step
         assert step.work, "runs are there and nothing is computed"
-        if not self.memory.apply(step):
+        if not self.memory.compute(step):
             self.planner.refused(step)
             return step
         self.planner.done(step)
@@ -283,6 +313,51 @@ def test_a_dropped_run_frees_its_place():
     assert len(bench.outputs["b"]) == 1
 
 
+def conversations(bench: Bench, count: int) -> list[Run]:
+    """The second turns of conversations that outnumber the sequences."""
+    for number in range(count):
+        bench.add(f"first {number}", [number] * 50, 2)
+        bench.finish()
+    return [bench.add(f"second {number}", [*[number] * 50, 100], 1) for number in range(count)]
+
+
+def test_conversations_that_lost_their_place_are_brought_back():
+    bench = Bench(sequences=2, archive=1000)
+    turns = conversations(bench, 6)
+    bench.finish()
+    assert [run.cached for run in turns] == [50] * 6
+
+
+def test_without_an_archive_or_where_it_fails_they_are_computed_again():
+    for archive, fails in ((0, 0), (1000, 100)):
+        bench = Bench(sequences=2, archive=archive)
+        bench.memory.fails = fails
+        turns = conversations(bench, 6)
+        bench.finish()
+        assert sum(run.cached == 0 for run in turns) >= 4
+        assert bench.outputs["second 3"] == expected([*[3] * 50, 100], 1)
+
+
+def test_the_archive_forgets_what_is_longest_unused_and_stays_inside_its_bound():
+    bench = Bench(sequences=1, archive=160)
+    for number in range(5):
+        bench.add(str(number), [number] * 50, 2)
+        bench.finish()
+    assert (len(bench.planner.archive), bench.planner.archive.size) == (3, 153)
+    gone = bench.add("0 again", [0] * 50, 1)
+    bench.finish()
+    assert gone.cached == 0
+
+
+def test_a_copy_that_continues_another_takes_its_place():
+    archive = Archive(100)
+    archive.fill(archive.promise(array("i", [1, 2])), np.zeros(40, np.uint8))
+    archive.fill(archive.promise(array("i", [1, 2, 3])), np.zeros(90, np.uint8))
+    assert (len(archive), archive.size) == (1, 90)
+    archive.fill(archive.promise(array("i", [9])), np.zeros(101, np.uint8))
+    assert (len(archive), archive.size) == (1, 90), "what is larger than the bound is not kept at all"
+
+
 BEGINNINGS = [[], [1] * 40, [1] * 20 + [2] * 30, list(range(10, 70))]
 ACTIONS = st.lists(
     st.one_of(
@@ -306,6 +381,8 @@ ACTIONS = st.lists(
     cells=st.integers(8, 300),
     shortfall=st.integers(0, 100),
     kind=st.sampled_from([(True, True), (True, False), (False, False)]),
+    archive=st.sampled_from([0, 60, 300]),
+    fails=st.integers(0, 3),
     batch=st.integers(5, 40),
 )
 def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
@@ -314,6 +391,8 @@ def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
     cells: int,
     shortfall: int,
     kind: tuple[bool, bool],
+    archive: int,
+    fails: int,
     batch: int,
 ):
     trim, share = kind
@@ -321,12 +400,14 @@ def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
         sequences,
         cells,
         real_cells=max(4, cells - shortfall),
+        archive=archive,
         batch=batch,
         prompt=batch,
         prompt_beside=max(1, batch // 4),
         trim=trim,
         share=share,
     )
+    bench.memory.fails = fails
     prompts: dict[str, list[int]] = {}
     dropped: set[str] = set()
     for number, action in enumerate(actions):
