@@ -25,10 +25,13 @@ from citadel.http import (
     routes_chat,
     routes_gpu,
     routes_health,
+    routes_messages,
     routes_metrics,
     routes_models,
     routes_page,
+    routes_responses,
     routes_status,
+    routes_tokens,
 )
 from citadel.http.body import BodyReader
 from citadel.http.gate import Gate
@@ -45,6 +48,9 @@ log = structlog.get_logger("citadel.app")
 
 _API = (
     *routes_chat.ROUTES,
+    *routes_responses.ROUTES,
+    *routes_messages.ROUTES,
+    *routes_tokens.ROUTES,
     *routes_models.ROUTES,
     *routes_gpu.ROUTES,
     *routes_admin.ROUTES,

@@ -14,7 +14,7 @@
     +-- Internal
 
 `TABLE` is looked up along the class's MRO, so a subclass without a row of its own answers as its parent does.
-`openai_body` and `citadel_body` are the two formats, `headers` what goes beside either of them.
+`openai_body`, `anthropic_body` and `citadel_body` are the formats, `headers` what goes beside any of them.
 """
 
 from __future__ import annotations
@@ -302,6 +302,31 @@ def without_keys(value: Any) -> Any:
     if isinstance(value, list):
         return [without_keys(each) for each in cast("list[Any]", value)]
     return _SECRET.sub(r"\1...", value) if isinstance(value, str) else value
+
+
+ANTHROPIC_TYPES: Final[dict[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    502: "api_error",
+    503: "overloaded_error",
+}
+"""The types of Anthropic's format, by status; of all others `invalid_request_error`.
+
+The status stays the table's: 503 is what proxies and SDKs wait on as they do on Anthropic's own 529.
+"""
+
+
+def anthropic_body(error: CitadelError) -> dict[str, Any]:
+    """The body on `/v1/messages`: `{"type": "error", "error": {"type", "message", ...}}`, with our code beside them."""
+    row = error.row
+    type_ = ANTHROPIC_TYPES.get(row.status, "invalid_request_error")
+    body: dict[str, Any] = {"type": type_, "message": without_keys(error.message), "code": row.code}
+    body.update({name: without_keys(error.fields.get(name)) for name in row.fields})
+    return {"type": "error", "error": body}
 
 
 def openai_body(error: CitadelError, *, in_stream: bool = False) -> dict[str, Any]:

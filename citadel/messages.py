@@ -75,7 +75,9 @@ class SamplingRequest:
 class ChatRequest:
     """One call, valid as far as its body can tell.
 
-    `model` is the configured id, `requested_model` what the caller wrote (an alias is echoed).
+    `model` is the configured id, `requested_model` what the caller wrote (an alias is echoed). With `prompt`, text or
+    token ids, there is no conversation: it is continued as it is, and what comes is not read for reasoning or calls.
+    `echo`: the answer begins with the prompt.
     """
 
     model: str
@@ -93,6 +95,8 @@ class ChatRequest:
     continuous_usage_stats: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     continue_final_message: bool = False
+    prompt: str | tuple[int, ...] | None = None
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,10 @@ class ToolCallEnded:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """`stop_sequence`: the stop string that ended the output, where one did."""
+
     reason: FinishReason
+    stop_sequence: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

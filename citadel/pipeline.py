@@ -19,7 +19,7 @@ from citadel.accounts.quota import Ledger, Reservation
 from citadel.aio import merge
 from citadel.config import Model, SamplingDefaults
 from citadel.engine import EngineInfo, Job, Piece, Sampling, Tokenizer
-from citadel.errors import BadRequest, ContextLengthExceeded, EngineRestarted, ModelNotFound
+from citadel.errors import BadRequest, ContextLengthExceeded, EngineRestarted, LlmUnavailable, ModelNotFound
 from citadel.messages import CallEvent, ChatRequest, Delta, Done, Started, TextEvent, Usage
 from citadel.runtime.entry import Ticket
 from citadel.runtime.installed import Prepared
@@ -99,6 +99,23 @@ class Pipeline:
                     reason = ticket.failure or str(error.fields["reason"])
                     raise EngineRestarted(request.model, reason) from error
 
+    async def tokenizer(self, model: str) -> Tokenizer:
+        return (await self._installed(model)).tokenizer
+
+    async def tokens(self, request: ChatRequest, body_bytes: int) -> list[int]:
+        """The prompt that `request` would have, however long. Nothing is loaded for it."""
+        settings = self._registry.config.models.get(request.model)
+        if settings is None:
+            raise ModelNotFound(request.requested_model, list(self._registry.config.models))
+        prepared = await self._installed(request.model)
+        return (await self._rendered(request, body_bytes, settings, prepared)).token_ids
+
+    async def _installed(self, model: str) -> Prepared:
+        prepared = await self._registry.prepare(model)
+        if prepared is None:
+            raise LlmUnavailable(model, "its weights are not here yet")
+        return prepared
+
     def _check_choices(self, request: ChatRequest) -> None:
         slots = self._registry.status(request.model).slots
         if request.n > slots:
@@ -107,17 +124,20 @@ class Pipeline:
     async def _prompt(self, call: Call, settings: Model, prepared: Prepared | None) -> Prompt:
         assert prepared is not None
         request = call.request
-        fmt = self._format(request.model, settings.format, prepared, calls=bool(request.tools))
-        making = request, prepared.tokenizer, prepared.chat_template, fmt
-        if self._warm and call.body_bytes <= _INLINE_BYTES:
-            prompt = prompts.make(*making)
-        else:
-            prompt = await asyncio.to_thread(prompts.make, *making)
-            self._warm = True
+        prompt = await self._rendered(request, call.body_bytes, settings, prepared)
         limit = self._registry.status(request.model).context_length or prepared.tokenizer.context_length
         if limit is not None and len(prompt.token_ids) >= limit:
             raise ContextLengthExceeded(limit, len(prompt.token_ids))
         return replace(prompt, grammar=await self._grammar(request, prompt, prepared.tokenizer))
+
+    async def _rendered(self, request: ChatRequest, body_bytes: int, settings: Model, prepared: Prepared) -> Prompt:
+        fmt = self._format(request.model, settings.format, prepared, calls=bool(request.tools))
+        making = request, prepared.tokenizer, prepared.chat_template, fmt
+        if self._warm and body_bytes <= _INLINE_BYTES:
+            return prompts.make(*making)
+        prompt = await asyncio.to_thread(prompts.make, *making)
+        self._warm = self._warm or request.prompt is None  # a prompt as it is needs no renderer
+        return prompt
 
     async def _grammar(self, request: ChatRequest, prompt: Prompt, tokenizer: Tokenizer) -> str | None:
         """What the output is held to; None where it is free."""

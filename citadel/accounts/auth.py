@@ -90,9 +90,14 @@ def new_key() -> NewKey:
     return NewKey(id_, f"hlk_{id_}_{secret}", _digest(secret))
 
 
-def parse_authorization(headers: Mapping[str, str]) -> tuple[str, str]:
-    """The id and the secret of the key in `Authorization: Bearer KEY`. Raises MissingApiKey, InvalidApiKey."""
+def parse_authorization(headers: Mapping[str, str], *, x_api_key: bool = False) -> tuple[str, str]:
+    """The id and the secret of the key in `Authorization: Bearer KEY`. Raises MissingApiKey, InvalidApiKey.
+
+    With `x_api_key`, a key in the header of that name counts as well, and is the one that is taken.
+    """
     value = headers.get("Authorization")
+    if x_api_key and (alone := headers.get("X-Api-Key")) is not None:
+        value = f"Bearer {alone}"
     if value is None:
         raise MissingApiKey
     scheme, _, token = value.strip().partition(" ")

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from citadel.accounts import auth
 from citadel.accounts.auth import Scope
 from citadel.errors import CitadelError
+from citadel.http.middleware import speaks_anthropic
 from citadel.http.services import ACCOUNT, SERVICES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,7 +39,7 @@ class Route:
 
 async def admit(request: web.Request, scope: Scope | Literal["any"]) -> None:
     """Whose key it is, and whether it may. Raises MissingApiKey, InvalidApiKey, InsufficientScope."""
-    id_, secret = auth.parse_authorization(request.headers)
+    id_, secret = auth.parse_authorization(request.headers, x_api_key=speaks_anthropic(request.path))
     account = await request.app[SERVICES].store.authenticate(id_, secret)
     request[ACCOUNT] = account
     if scope != "any":

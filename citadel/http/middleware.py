@@ -23,16 +23,27 @@ _GIVEN_ID: Final = re.compile(r"[0-9a-f]{16,64}")
 _LLM_ROUTES: Final = re.compile(
     r"/v1/(chat/completions|completions|embeddings|responses|models(/.*)?)|/tokenize|/detokenize"
 )
+_ANTHROPIC_ROUTES: Final = re.compile(r"/v1/messages(/.*)?")
 _EXPOSED: Final = "X-Request-Id, Retry-After, retry-after-ms, x-should-retry"
 
 
 def speaks_openai(path: str) -> bool:
-    """Whether the route at `path` answers errors in the OpenAI format; all others use the Citadel format."""
+    """Whether the route at `path` answers errors in the OpenAI format; most others use the Citadel format."""
     return _LLM_ROUTES.fullmatch(path) is not None
 
 
+def speaks_anthropic(path: str) -> bool:
+    """Whether it answers them in Anthropic's."""
+    return _ANTHROPIC_ROUTES.fullmatch(path) is not None
+
+
 def error_response(path: str, error: CitadelError) -> web.Response:
-    body = errors.openai_body(error) if speaks_openai(path) else errors.citadel_body(error)
+    if speaks_openai(path):
+        body = errors.openai_body(error)
+    elif speaks_anthropic(path):
+        body = errors.anthropic_body(error)
+    else:
+        body = errors.citadel_body(error)
     return json_response(body, status=error.row.status, headers=errors.headers(error))
 
 
@@ -106,7 +117,10 @@ async def preflight(request: web.Request, handler: Handler) -> web.StreamRespons
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     """On every response, streams included, just before its headers go."""
     response.headers["X-Request-Id"] = request.get(REQUEST_ID) or secrets.token_hex(16)
-    if (account := request.get(ACCOUNT)) is not None and speaks_openai(request.path) and request.method == "POST":
+    if speaks_anthropic(request.path):
+        response.headers["request-id"] = response.headers["X-Request-Id"]  # the name that Anthropic's SDKs read
+    asks_a_model = speaks_openai(request.path) or speaks_anthropic(request.path)
+    if (account := request.get(ACCOUNT)) is not None and asks_a_model and request.method == "POST":
         response.headers.update(ratelimit.headers(request.app[SERVICES].ledger, account))
     origin, allowed = request.headers.get(hdrs.ORIGIN), request.app[SERVICES].config.server.cors_origins
     if origin is not None and ("*" in allowed or origin in allowed):

@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from citadel import errors
-from citadel.errors import CITADEL_CODES, TABLE, CitadelError
+from citadel.errors import ANTHROPIC_TYPES, CITADEL_CODES, TABLE, CitadelError
 from citadel.http.guard import Route
-from citadel.http.middleware import speaks_openai
+from citadel.http.middleware import speaks_anthropic, speaks_openai
 
 Json = dict[str, Any]
 
@@ -155,7 +155,12 @@ def _failure(each: Route, status: int, kinds: Iterable[type[CitadelError]]) -> J
         names.append("Retry-After")
     if status == 401:
         names.append("WWW-Authenticate")
-    shapes = [_openai(row) for row in rows] if speaks_openai(each.path) else [_citadel(status)]
+    if speaks_openai(each.path):
+        shapes = [_openai(row) for row in rows]
+    elif speaks_anthropic(each.path):
+        shapes = [_anthropic(row) for row in rows]
+    else:
+        shapes = [_citadel(status)]
     return {
         "description": ", ".join(row.code for row in rows),
         "headers": _headers(*names),
@@ -171,6 +176,13 @@ def _openai(row: errors.Row) -> Json:
     properties = {"message": {"type": "string"}, "type": {"const": row.type}, "code": {"const": row.code}}
     properties |= {name: _FIELDS.get(name, {"type": "string"}) for name in row.fields}
     return _object({"error": _object(properties)})
+
+
+def _anthropic(row: errors.Row) -> Json:
+    type_ = ANTHROPIC_TYPES.get(row.status, "invalid_request_error")
+    properties = {"type": {"const": type_}, "message": {"type": "string"}, "code": {"const": row.code}}
+    properties |= {name: _FIELDS.get(name, {"type": "string"}) for name in row.fields}
+    return _object({"type": {"const": "error"}, "error": _object(properties)})
 
 
 def _citadel(status: int) -> Json:

@@ -1,4 +1,4 @@
-"""A call's events as server-sent events: `data:` and comment lines only, since some clients choke on others.
+"""A call's events as server-sent events. OpenAI's have `data:` and comment lines only: some clients choke on others.
 
 Nothing is sent before the first event, so until then an error still has its own status. After that it is an event.
 """
@@ -14,11 +14,10 @@ import orjson
 import structlog
 from aiohttp import web
 
-from citadel import errors
 from citadel.errors import CitadelError, Internal
 from citadel.http.gate import Gate
-from citadel.messages import CallEvent, Started, Waiting
-from citadel.wire.response import Answering, chunks
+from citadel.messages import CallEvent, Waiting
+from citadel.wire.dialect import Dialect, Sse
 
 log = structlog.get_logger("citadel.http")
 
@@ -30,38 +29,37 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 async def send(
-    request: web.Request, answering: Answering, events: AsyncGenerator[CallEvent, None], gate: Gate
+    request: web.Request, dialect: Dialect, events: AsyncGenerator[CallEvent, None], gate: Gate
 ) -> web.StreamResponse:
     """Answer with `events`. Raises what they raise before the first of them."""
     response = web.StreamResponse(headers=_HEADERS)
     sender = _Sender(request, response)
-    fingerprint = ""
+    done = _DONE if dialect.ends_with_done else b""
     try:
         with gate.call():
             async for event in events:
-                if isinstance(event, Started):
-                    fingerprint = event.fingerprint
-                if data := _lines(answering, event, fingerprint):
+                if data := _lines(dialect, event):
                     await sender.write(data)
-        await sender.write(_DONE)
+        if done:
+            await sender.write(done)
     except CitadelError as error:
         if not response.prepared:
             raise
-        await sender.write(_event(errors.openai_body(error, in_stream=True)) + _DONE)
+        await sender.write(b"".join(map(_event, dialect.failed(error))) + done)
     except ConnectionError:
         raise
     except Exception:
         if not response.prepared:
             raise
         log.exception("fault of the server")
-        await sender.write(_event(errors.openai_body(Internal(), in_stream=True)) + _DONE)
+        await sender.write(b"".join(map(_event, dialect.failed(Internal()))) + done)
     return response
 
 
-def _lines(answering: Answering, event: CallEvent, fingerprint: str) -> bytes:
+def _lines(dialect: Dialect, event: CallEvent) -> bytes:
     if isinstance(event, Waiting):
-        return f": {_comment(event)}\n\n".encode()
-    return b"".join(_event(chunk) for chunk in chunks(answering, event, fingerprint))
+        return _event(dialect.pings) if dialect.pings else f": {_comment(event)}\n\n".encode()
+    return b"".join(map(_event, dialect.stream(event)))
 
 
 def _comment(waiting: Waiting) -> str:
@@ -75,8 +73,9 @@ def _comment(waiting: Waiting) -> str:
             return "waiting for a slot"
 
 
-def _event(body: object) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+def _event(event: Sse) -> bytes:
+    name, body = event
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 class _Sender:

@@ -21,6 +21,8 @@ from citadel.text.tools_in_words import renders_tools
 _GRAMMARS: Final = 128
 """How many grammars are kept, of all models together."""
 _TOLD: Final = 1024
+_AS_IT_IS: Final = Format("raw", ())
+"""A prompt without a conversation is continued by text and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Prompt:
 
 def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, fmt: Format) -> Prompt:
     """Renders and tokenizes. The first call imports the renderer, which takes about a second."""
+    if request.prompt is not None:
+        return _raw(request, request.prompt, tokenizer)
     source = chat_template or template.FALLBACK
     thinks = request.template_kwargs.get("enable_thinking") is not False
     text = _text(request, tokenizer, chat_template, fmt, thinks=thinks)
@@ -47,6 +51,19 @@ def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, 
         new_id=lambda: tool_call_id(fmt.id_style, secrets.randbits(64)),
     )
     return Prompt(tokenizer.encode(text), reading, _opens_itself(fmt, source, tokenizer, thinks=thinks))
+
+
+def _raw(request: ChatRequest, prompt: str | tuple[int, ...], tokenizer: Tokenizer) -> Prompt:
+    reading = Reading(
+        format=_AS_IT_IS,
+        tools=(),
+        in_reasoning=False,
+        stops=request.stop,
+        call_is_the_answer=False,
+        reasoning_end_ids=frozenset(),
+        new_id=str,
+    )
+    return Prompt(tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt), reading, ())
 
 
 def _opens_itself(fmt: Format, source: str, tokenizer: Tokenizer, *, thinks: bool) -> tuple[Thinking, ...]:

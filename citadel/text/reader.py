@@ -83,7 +83,7 @@ class Reader:
         self.finished = True
         if reason == "stop" and self._calls and not self._reading.call_is_the_answer:
             reason = "tool_calls"
-        return Finished(reason)
+        return Finished(reason, self._stops.match)
 
     def _shown(self, event: TextEvent) -> list[TextEvent]:
         match event:

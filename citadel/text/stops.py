@@ -11,7 +11,12 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops: tuple[str, ...] = tuple(stops)
         self._held: str = ""
-        self.matched = False
+        self.match: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def matched(self) -> bool:
+        return self.match is not None
 
     @property
     def held(self) -> int:
@@ -22,11 +27,11 @@ class StopMatcher:
         if not self._stops or self.matched:
             return "" if self.matched else text
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.matched = True
+            at, self.match = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:at]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -30,27 +30,27 @@ _SAME_NAME: Final = (
 )
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Part(_Body):
+class _Part(Body):
     type: str
     text: str | None = None
 
 
-class _FunctionCall(_Body):
+class _FunctionCall(Body):
     name: Annotated[str, Field(min_length=1)]
     arguments: str | None = ""
 
 
-class _ToolCall(_Body):
+class _ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: _FunctionCall
 
 
-class _Message(_Body):
+class _Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[_Part], Field(fail_fast=True)] | None = None
     reasoning: str | None = None
@@ -60,44 +60,44 @@ class _Message(_Body):
     name: str | None = None
 
 
-class _Function(_Body):
+class _Function(Body):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: StrictBool | None = None
 
 
-class _Tool(_Body):
+class _Tool(Body):
     type: Literal["function"]
     function: _Function
 
 
-class _NamedFunction(_Body):
+class _NamedFunction(Body):
     name: str
 
 
-class _NamedChoice(_Body):
+class _NamedChoice(Body):
     type: Literal["function"]
     function: _NamedFunction
 
 
-class _JsonSchema(_Body):
+class _JsonSchema(Body):
     name: str
     json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: StrictBool | None = None
 
 
-class _ResponseFormat(_Body):
+class _ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _JsonSchema | None = None
 
 
-class _StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: StrictBool | None = None
     continuous_usage_stats: StrictBool | None = None
 
 
-class ChatBody(_Body):
+class ChatBody(Body):
     """The fields that are honoured."""
 
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
@@ -105,7 +105,7 @@ class ChatBody(_Body):
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     stream: StrictBool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     tools: Annotated[list[_Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
     parallel_tool_calls: StrictBool | None = None
@@ -149,7 +149,7 @@ def chat_request(body: Mapping[str, Any], model: str, requested_model: str) -> C
     try:
         chat = ChatBody.model_validate(body)
     except ValidationError as error:
-        raise _bad_field(error) from None
+        raise bad_field(error) from None
     tools = tuple(_tool(tool.function) for tool in chat.tools or ())
     return ChatRequest(
         model=model,
@@ -160,7 +160,7 @@ def chat_request(body: Mapping[str, Any], model: str, requested_model: str) -> C
         parallel_tool_calls=chat.parallel_tool_calls is not False,
         response_format=_response_format(chat.response_format),
         sampling=_sampling(chat),
-        stop=_stop(chat.stop),
+        stop=stops(chat.stop),
         n=chat.n or 1,
         stream=bool(chat.stream),
         include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
@@ -184,7 +184,7 @@ def _children(parent: dict[str, Any] | list[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, (dict, list))]
 
 
-def _bad_field(error: ValidationError) -> BadRequest:
+def bad_field(error: ValidationError) -> BadRequest:
     """The problem that is deepest in the body: of a union's, that of the variant which came closest."""
     problem = max(error.errors(include_url=False), key=lambda each: len(_path(each["loc"])))
     param = _path(problem["loc"])
@@ -273,7 +273,7 @@ def _sampling(chat: ChatBody) -> SamplingRequest:
         values["top_k"] = 0
     return SamplingRequest(
         **values,
-        logit_bias=_logit_bias(chat.logit_bias or {}),
+        logit_bias=logit_bias(chat.logit_bias or {}),
         max_tokens=limit,
         min_tokens=chat.min_tokens or 0,
         ignore_eos=bool(chat.ignore_eos),
@@ -282,20 +282,20 @@ def _sampling(chat: ChatBody) -> SamplingRequest:
     )
 
 
-def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+def logit_bias(given: dict[str, float]) -> dict[int, float]:
     for token in given:
         if not (token.isascii() and token.isdigit() and len(token) <= _MOST_DIGITS):
             raise BadRequest(f"logit_bias: {token!r} is no token id", param="logit_bias")
     return {int(token): bias for token, bias in given.items()}
 
 
-def _stop(given: str | list[str] | None) -> tuple[str, ...]:
-    stops = (given,) if isinstance(given, str) else tuple(given or ())
-    if len(stops) > MAX_STOPS:
-        raise BadRequest(f"stop: at most {MAX_STOPS} sequences, not {len(stops)}", param="stop")
-    if "" in stops:
-        raise BadRequest("stop: a sequence is empty", param="stop")
-    return stops
+def stops(given: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
+    found = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(found) > MAX_STOPS:
+        raise BadRequest(f"{param}: at most {MAX_STOPS} sequences, not {len(found)}", param=param)
+    if "" in found:
+        raise BadRequest(f"{param}: a sequence is empty", param=param)
+    return found
 
 
 def _template_kwargs(chat: ChatBody) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
+from citadel import errors
+from citadel.errors import CitadelError
 from citadel.messages import (
     CallEvent,
     Content,
@@ -22,8 +24,7 @@ from citadel.messages import (
     Usage,
     Waiting,
 )
-
-Json = dict[str, Any]
+from citadel.wire.dialect import Json, Sse
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,29 @@ class Answering:
             "system_fingerprint": fingerprint,
             "choices": choices,
         }
+
+
+class ChatAnswer:
+    """Chat completions, as a `Dialect`."""
+
+    ends_with_done: ClassVar[bool] = True
+    pings: ClassVar[Sse | None] = None
+
+    def __init__(self, answering: Answering, *, logprobs: bool) -> None:
+        self._answering = answering
+        self._logprobs = logprobs
+        self._fingerprint = ""
+
+    def stream(self, event: CallEvent) -> Iterator[Sse]:
+        if isinstance(event, Started):
+            self._fingerprint = event.fingerprint
+        return ((None, chunk) for chunk in chunks(self._answering, event, self._fingerprint))
+
+    def failed(self, error: CitadelError) -> list[Sse]:
+        return [(None, errors.openai_body(error, in_stream=True))]
+
+    def whole(self, events: Iterable[CallEvent]) -> Json:
+        return fold(self._answering, events, logprobs=self._logprobs)
 
 
 def chunks(answering: Answering, event: CallEvent, fingerprint: str) -> Iterator[Json]:
