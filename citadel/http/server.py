@@ -60,6 +60,8 @@ class _Connection(web.RequestHandler):
         message: str | None = None,  # noqa: ARG002 - what was wrong, with the text that was
     ) -> web.StreamResponse:
         """What aiohttp cannot make a request of. Neither answer nor log repeats it: a key could be in there."""
+        if isinstance(exc, ConnectionError):  # the client left, which is no fault
+            raise exc
         error: CitadelError = Internal() if status >= 500 else BadHeader("The request is no valid HTTP")
         id_ = secrets.token_hex(16)
         log.warning("no valid HTTP", status=status, kind=type(exc).__name__, request_id=id_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from citadel import app, logs
+from citadel.errors import NotFound
 from citadel.http.openapi import document
 from tests.conftest import Serving, make_config, serving, write_script
 from tests.http import hostile
@@ -90,20 +92,16 @@ async def check_nothing_is_left(server: Serving, said: io.StringIO) -> None:
         assert json.loads(line).get("level") not in ("error", "critical"), line
     leases = server.services.registry.leases
     for id_ in list(leases._leases):
-        leases.release(id_)  # its owner, one of the requests, has not given it back
+        with contextlib.suppress(NotFound):  # it has expired just now
+            leases.release(id_)  # its owner, one of the requests, has not given it back
+    await server.services.registry.considered()
     server.services.registry.check_integrity()
 
 
-async def test_nothing_that_is_sent_breaks_the_server(server: Serving, said: io.StringIO) -> None:
-    found = await attack(server, range(3000))
-    assert {200, 400, 401, 404, 405, 413, 415} - {413} <= set(found), found
-    await check_nothing_is_left(server, said)
-
-
-@pytest.mark.all
 @pytest.mark.timeout(900)
-async def test_nothing_of_twenty_thousand_breaks_the_server(server: Serving, said: io.StringIO) -> None:
-    await attack(server, range(3000, 23_000))
+async def test_nothing_that_is_sent_breaks_the_server(server: Serving, said: io.StringIO) -> None:
+    found = await attack(server, range(20_000))
+    assert {200, 400, 401, 404, 405, 415} <= set(found), found
     await check_nothing_is_left(server, said)
 
 
