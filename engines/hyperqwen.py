@@ -46,6 +46,9 @@ _CONVERTED, _IMPORTED, _CONFIGURED, _STARTED = 0.4, 0.5, 0.55, 0.97
 
 _CANCEL_POLL_S: Final = 0.1
 
+_SOCKETS: Final = "VLLM_RPC_BASE_PATH"
+"""Where vLLM makes the sockets that its processes talk over; it leaves them there."""
+
 _ANSWER_S: Final = 60.0
 """For the first answer of an engine that has started."""
 
@@ -145,7 +148,8 @@ class _Load:
             config = hyperqwen_start.configure(spec, plan)
             self._reached(_CONFIGURED)
             _LOG.info("starting vLLM for %s: %s", spec.model, plan.layout)
-            folder = Path(tempfile.mkdtemp(prefix="citadel-hyperqwen-"))
+            folder = Path(tempfile.mkdtemp(prefix="citadel-hyperqwen-", dir=owner.get(_SOCKETS)))
+            os.environ[_SOCKETS] = str(folder)  # with the others, it is set back
             self._processes = Processes(folder / "log")
             try:
                 return hyperqwen_start.start(spec, config, checkpoint, folder, self._processes, where)

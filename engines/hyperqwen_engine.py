@@ -51,7 +51,7 @@ _TASKS_S: Final = 5.0
 
 @dataclass(slots=True)
 class Parts:
-    """What a load made. `folder` holds the engine's log and goes with it."""
+    """What a load made. `folder` holds the engine's log and sockets, and goes with it."""
 
     llm: AsyncLLM
     processes: Processes

@@ -34,9 +34,9 @@ _SEMAPHORES: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps them, no
 
 
 class Processes:
-    """The processes and the watching thread of one engine. Made before the engine; `find` when it has started.
+    """The processes and the watching thread of one engine. Made before the engine; `settle` when it has started.
 
-    Loads take turns, so what is new since then is this engine's.
+    Loads take turns, so what is new between the two is this engine's; what is new later is another's.
     """
 
     def __init__(self, log: Path) -> None:
@@ -46,14 +46,22 @@ class Processes:
         self._workers: dict[int, psutil.Process] = {}
         self._monitors: list[threading.Thread] = []
         self._semaphores: set[str] = set()
+        self._settled = False
+
+    def settle(self) -> None:
+        """Take note of what has started, and of no engine after it."""
+        self.find()
+        self._settled = True
 
     def find(self) -> None:
-        self._engines |= {pid: engine for pid, engine in _engines().items() if pid not in self._earlier}
+        """Take note of all that there are by now: processes, their workers, what they hold."""
+        if not self._settled:
+            self._engines |= {pid: engine for pid, engine in _engines().items() if pid not in self._earlier}
+            self._monitors = [thread for ident, thread in _monitors().items() if ident not in self._earlier]
         for pid in list(self._engines):
             with contextlib.suppress(psutil.NoSuchProcess):
                 for worker in psutil.Process(pid).children(recursive=True):
                     self._workers.setdefault(worker.pid, worker)
-        self._monitors = [thread for ident, thread in _monitors().items() if ident not in self._earlier]
         self._semaphores |= _semaphores_of(self.pids)
 
     @property

@@ -89,7 +89,7 @@ def _running(spec: EngineSpec, config: VllmConfig, folder: Path, processes: Proc
     try:
         _log_to(folder, config)
         llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
-        processes.find()
+        processes.settle()
         _warm_up(llm)
     except Exception as error:  # noqa: BLE001 - all that vLLM raises means the same here
         _LOG.debug("vLLM did not start", exc_info=True)
