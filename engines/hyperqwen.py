@@ -83,8 +83,7 @@ class Hyperqwen:
             raise
         try:
             progress(_STARTED)
-            # vLLM keeps its answer. Asked for by the first job, after a death, it would be waited for for ever.
-            await asyncio.wait_for(built.parts.llm.get_supported_tasks(), _ANSWER_S)
+            await asyncio.wait_for(built.first_answer(), _ANSWER_S)
             progress(1.0)
             return built.engine()
         except BaseException as error:

@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import json
 import logging
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +39,8 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _MAPPED_BYTES: Final = 256 << 10
 
+_FIRST_TOKENS: Final = 19
+
 _DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -54,6 +57,21 @@ class Built:
     def engine(self) -> VllmEngine:
         """On the event loop that the engine is to live on."""
         return VllmEngine(self.model, self.parts, self.info, self.limits, self.tokenizer)
+
+    async def first_answer(self) -> None:
+        """A job of our own, before anybody's: that it makes a token says more than that it has started.
+
+        vLLM keeps its list of tasks; asked for by a caller's job, after a death, it would be waited for for ever. And
+        where the CPU has AMX, a process whose first prompt has a few tokens dies of an illegal instruction (vLLM
+        0.32); after one of this length it takes any.
+        """
+        llm = self.parts.llm
+        await llm.get_supported_tasks()
+        prompt = tokens_input([0] * min(_FIRST_TOKENS, self.limits.context_length - 1))
+        async with aclosing(llm.generate(prompt, SamplingParams(max_tokens=1), "first")) as answer:
+            async for _output in answer:
+                continue
+        await llm.reset_prefix_cache()
 
 
 def configure(spec: EngineSpec, plan: Plan) -> VllmConfig:

@@ -25,6 +25,7 @@ from rigs import all_of, chatml, has_vllm, hyperqwen_spec, text_of, tokens_of
 from citadel.engine import EngineSpec, Job, Piece, Sampling
 from citadel.errors import BadRequest, EngineRestarted, LlmUnavailable
 from engines.hyperqwen import Hyperqwen
+from tests.models.export import CHECKPOINT
 
 pytestmark = [
     pytest.mark.real,
@@ -295,3 +296,9 @@ async def test_ten_swaps_leave_the_process_as_it_was():
     assert max(each["threads"] for each in later) <= first["threads"] + 2, "the event loop's pool may have grown"
     # The C library keeps holes: some 20 MB after ten swaps, and then no more. One tokenizer kept each time is 150.
     assert max(each["rss"] for each in later) - first["rss"] < 40e6
+
+
+async def test_the_first_job_of_an_engine_may_be_of_one_token():
+    async with loaded(replace(spec(), source=CHECKPOINT)) as engine:
+        for length in (1, 3):
+            assert len(tokens_of(await all_of(engine, job(f"short-{length}", [7] * length, ignore_eos=True)))) == 16
