@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import aiohttp
 import psutil
 import pytest
@@ -36,7 +38,8 @@ async def test_a_killed_engine_ends_its_streams_and_is_loaded_again(
         hello = asking("Say hello.", model="smollm2-vllm", max_tokens=8, stream=True)
         async with session.post("/v1/chat/completions", json=hello) as response:
             data, comments = await events_of(response)
-            assert comments[0] in ("loading smollm2-vllm", "queued smollm2-vllm position 1")  # or still being closed
+            # The dead engine may still be being closed, or be gone and the load not begun.
+            assert re.fullmatch(r"loading smollm2-vllm|queued smollm2-vllm position [01]", comments[0])
             assert data[-1]["choices"][0]["finish_reason"] in ("stop", "length")
         data, _ = await events_of(unaffected)
         assert data[-1]["choices"][0]["finish_reason"] == "length"
