@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import Field, StrictBool, StrictInt, ValidationError
+from pydantic import Field, StrictBool, StrictInt
 
 from citadel.errors import BadRequest
 from citadel.messages import ChatRequest, Message, NamedTool, SamplingRequest, ToolCall, ToolSpec
-from citadel.wire.request import Body, bad_field, stops
+from citadel.wire.fields import Body, checked, needed
+from citadel.wire.sampling import stops
 
 _UNSUPPORTED: Final = {
     "container": "there is no code execution",
@@ -90,12 +91,9 @@ class MessagesBody(CountBody):
     top_k: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
-B = TypeVar("B", bound=CountBody)
-
-
 def messages_request(body: Mapping[str, Any], model: str, requested_model: str) -> ChatRequest:
     """`model` as for `chat_request`. Raises BadRequest."""
-    asked = _checked(body, MessagesBody)
+    asked = checked(body, MessagesBody, _UNSUPPORTED)
     sampling = SamplingRequest(
         temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, max_tokens=asked.max_tokens
     )
@@ -105,17 +103,7 @@ def messages_request(body: Mapping[str, Any], model: str, requested_model: str) 
 
 def count_request(body: Mapping[str, Any], model: str, requested_model: str) -> ChatRequest:
     """The same conversation, asked for its length alone."""
-    return _request(_checked(body, CountBody), model, requested_model, SamplingRequest(), (), stream=False)
-
-
-def _checked(body: Mapping[str, Any], kind: type[B]) -> B:
-    for name, advice in _UNSUPPORTED.items():
-        if body.get(name):
-            raise BadRequest(f"{name}: not supported: {advice}", param=name)
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        raise bad_field(error) from None
+    return _request(checked(body, CountBody, _UNSUPPORTED), model, requested_model, SamplingRequest(), (), stream=False)
 
 
 def _request(
@@ -175,7 +163,7 @@ def _user(where: str, role: Literal["user", "system"], blocks: list[_Block]) -> 
                 found.append(Message(role, "\n".join(texts)))
                 texts = []
             content = _texts(f"{at}.content", block.content or "")
-            found.append(Message("tool", content, tool_call_id=_needed(at, "tool_use_id", block.tool_use_id)))
+            found.append(Message("tool", content, tool_call_id=needed(at, "tool_use_id", block.tool_use_id)))
         else:
             texts.append(_text(at, block))
     if texts or not found:
@@ -191,12 +179,12 @@ def _assistant(where: str, blocks: list[_Block]) -> Message:
         at = f"{where}[{index}]"
         match block.type:
             case "thinking":
-                thoughts.append(_needed(at, "thinking", block.thinking))
+                thoughts.append(needed(at, "thinking", block.thinking))
             case "redacted_thinking":
                 continue  # nothing here can read it
             case "tool_use":
                 arguments = orjson.dumps(block.input or {}).decode()
-                calls.append(ToolCall(_needed(at, "id", block.id), _needed(at, "name", block.name), arguments))
+                calls.append(ToolCall(needed(at, "id", block.id), needed(at, "name", block.name), arguments))
             case _:
                 texts.append(_text(at, block))
     return Message(
@@ -216,13 +204,7 @@ def _texts(where: str, content: str | list[_Block]) -> str:
 def _text(where: str, block: _Block) -> str:
     if block.type != "text":
         raise BadRequest(f"{where}: not supported here: a block of type {block.type!r}", param=where)
-    return _needed(where, "text", block.text)
-
-
-def _needed(where: str, name: str, value: str | None) -> str:
-    if value is None:
-        raise BadRequest(f"{where}.{name}: this field is required", param=f"{where}.{name}")
-    return value
+    return needed(where, "text", block.text)
 
 
 def _tool(index: int, tool: _Tool) -> ToolSpec:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, cast
 
-from pydantic import Field, StrictBool, StrictInt, ValidationError
+from pydantic import Field, StrictBool, StrictInt
 
 from citadel import errors
 from citadel.errors import BadRequest, CitadelError
@@ -17,66 +17,46 @@ from citadel.messages import (
     Delta,
     Done,
     Finished,
-    SamplingRequest,
     Started,
     TokenLogprob,
     Usage,
     Waiting,
 )
 from citadel.wire.dialect import Json, Sse
-from citadel.wire.fields import refuse_unsupported
-from citadel.wire.request import MAX_CHOICES, MAX_TOP_LOGPROBS, Body, StreamOptions, bad_field, logit_bias, stops
+from citadel.wire.fields import UNSUPPORTED, Body, checked
 from citadel.wire.response import Answering, usage
+from citadel.wire.sampling import MAX_TOP_LOGPROBS, SamplingBody, StreamOptions, TokenIds, sampling, stops
 
 DEFAULT_MAX_TOKENS: Final = 16
 _UNSUPPORTED: Final = {
+    **{name: advice for name, advice in UNSUPPORTED.items() if name not in ("echo", "best_of")},
     "response_format": "use chat completions",
     "suffix": "models here continue a text, they do not fill gaps",
     "prompt_embeds": "send the prompt as text or token ids",
     "add_special_tokens": "write them into the prompt",
 }
 
-_Tokens = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
 
-
-class CompletionBody(Body):
-    """The fields that are honoured."""
-
-    prompt: str | _Tokens | list[str] | list[_Tokens]
+class _Continued(Body):
+    prompt: str | TokenIds | list[str] | list[TokenIds]
     model: str | None = None
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     echo: StrictBool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    stop_token_ids: _Tokens | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+
+class CompletionBody(SamplingBody, _Continued):
+    """The fields that are honoured."""
+
     logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    ignore_eos: StrictBool | None = None
-    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
-    n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
 def completion_request(body: Mapping[str, Any], model: str, requested_model: str) -> ChatRequest:
     """`model` as for `chat_request`. Raises BadRequest."""
-    refuse_unsupported({name: value for name, value in body.items() if name not in ("echo", "best_of")})
     if body.get("best_of") not in (None, body.get("n") or 1):
-        raise BadRequest("best_of: not supported: there is one way to sample; use n", param="best_of")
-    for name, advice in _UNSUPPORTED.items():
-        if body.get(name):
-            raise BadRequest(f"{name}: not supported: {advice}", param=name)
-    try:
-        asked = CompletionBody.model_validate(body)
-    except ValidationError as error:
-        raise bad_field(error) from None
+        raise BadRequest(f"best_of: not supported: {UNSUPPORTED['best_of']}", param="best_of")
+    asked = checked(body, CompletionBody, _UNSUPPORTED)
     prompt = _one(asked.prompt)
     if asked.echo and not isinstance(prompt, str):
         raise BadRequest("echo: only a prompt of text is repeated", param="echo")
@@ -88,7 +68,7 @@ def completion_request(body: Mapping[str, Any], model: str, requested_model: str
         messages=(),
         prompt=prompt,
         echo=bool(asked.echo),
-        sampling=_sampling(asked),
+        sampling=sampling(asked, asked.max_tokens or DEFAULT_MAX_TOKENS, asked.logprobs),
         stop=stops(asked.stop),
         n=asked.n or 1,
         stream=bool(asked.stream),
@@ -108,28 +88,6 @@ def _one(prompt: str | list[int] | list[str] | list[list[int]]) -> str | tuple[i
     if len(prompt) > 1:
         raise BadRequest("prompt: one prompt a call, several calls at once", param="prompt")
     return first if isinstance(first, str) else tuple(first)
-
-
-def _sampling(asked: CompletionBody) -> SamplingRequest:
-    limit = asked.max_tokens or DEFAULT_MAX_TOKENS
-    if asked.min_tokens and asked.min_tokens > limit:
-        raise BadRequest("min_tokens: it is over the output token limit", param="min_tokens")
-    return SamplingRequest(
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=0 if asked.top_k == -1 else asked.top_k,
-        min_p=asked.min_p,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        repetition_penalty=asked.repetition_penalty,
-        seed=asked.seed,
-        logit_bias=logit_bias(asked.logit_bias or {}),
-        max_tokens=limit,
-        min_tokens=asked.min_tokens or 0,
-        ignore_eos=bool(asked.ignore_eos),
-        stop_token_ids=tuple(asked.stop_token_ids or ()),
-        logprobs=asked.logprobs,
-    )
 
 
 @dataclass(slots=True)

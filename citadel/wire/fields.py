@@ -1,12 +1,14 @@
-"""What becomes of each field of a chat request's body: the table that the documentation and the parser share.
+"""What becomes of each field of a request's body: the tables that the documentation and the parsers share.
 
-Honoured fields are those of `wire.request.ChatBody`. A field in no table is ignored.
+Honoured fields are those of an API's `Body`, such as `wire.request.ChatBody`. A field in no table is ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from citadel.errors import BadRequest
 
@@ -42,6 +44,7 @@ UNSUPPORTED: Final[dict[str, str]] = {
     "guided_regex": "use response_format",
     "guided_whitespace_pattern": "use response_format",
     "length_penalty": "there is no beam search",
+    "modalities": "models here answer in text",
     "prompt_logprobs": "only the answer has logprobs",
     "structured_outputs": "use response_format",
     "truncate_prompt_tokens": "shorten the messages",
@@ -49,12 +52,53 @@ UNSUPPORTED: Final[dict[str, str]] = {
     "web_search_options": "there is no web search",
 }
 """They would change the answer, and nothing here can honour them; the text says what to do instead."""
+_AS_UNSET: Final[dict[str, object]] = {"modalities": ["text"]}
+"""Values that ask for what is done anyway."""
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Raises BadRequest for the first unsupported field that is set; null, false and empty values count as unset."""
-    for name, advice in UNSUPPORTED.items():
-        if body.get(name):
+class Body(BaseModel):
+    """The fields of a body that are honoured, in the order in which they are checked: the first error is told."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+B = TypeVar("B", bound=Body)
+
+
+def checked(body: Mapping[str, Any], kind: type[B], unsupported: Mapping[str, str]) -> B:
+    """Raises BadRequest: for the first of the `unsupported` that is set (null, false and empty values count as unset),
+    else for the first field that is wrong."""
+    for name, advice in unsupported.items():
+        if (value := body.get(name)) and value != _AS_UNSET.get(name):
             raise BadRequest(f"{name}: not supported: {advice}", param=name)
-    if body.get("modalities") not in (None, [], ["text"]):
-        raise BadRequest("modalities: not supported: models here answer in text", param="modalities")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _bad_field(error) from None
+
+
+def needed(where: str, name: str, value: str | None) -> str:
+    """The value of a field that only some kinds of the object at `where` must have."""
+    if value is None:
+        raise BadRequest(f"{where}.{name}: this field is required", param=f"{where}.{name}")
+    return value
+
+
+def _bad_field(error: ValidationError) -> BadRequest:
+    """The problem that is deepest in the body: of a union's, that of the variant which came closest."""
+    problem = max(error.errors(include_url=False), key=lambda each: len(_path(each["loc"])))
+    param = _path(problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    name = "".join(param) or None
+    return BadRequest(f"{name}: {message[0].lower()}{message[1:]}", param=name)
+
+
+def _path(location: tuple[int | str, ...]) -> list[str]:
+    """`("messages", 0, "content", "list[_Part]", 1, "type")` -> `messages[0].content[1].type`, in parts."""
+    parts: list[str] = []
+    for step in location:
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        elif step.isidentifier() and not step.startswith("_") and step not in ("str", "int", "float", "bool"):
+            parts.append(f".{step}" if parts else step)
+    return parts

@@ -6,32 +6,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+from pydantic import Field, StrictBool, StrictInt
 
 from citadel.errors import BadRequest, InvalidJson
 from citadel.messages import ChatRequest, Message, NamedTool, SamplingRequest, ToolCall, ToolSpec
-from citadel.wire.fields import refuse_unsupported
+from citadel.wire.fields import UNSUPPORTED, Body, checked
+from citadel.wire.sampling import MAX_TOP_LOGPROBS, SamplingBody, StreamOptions, sampling, stops
 
 MAX_NESTING: Final = 200
-MAX_STOPS: Final = 4
-MAX_CHOICES: Final = 8
-MAX_TOP_LOGPROBS: Final = 20
-_MOST_DIGITS: Final = 10
-
-_SAME_NAME: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-)
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class _Part(Body):
@@ -92,14 +74,7 @@ class _ResponseFormat(Body):
     json_schema: _JsonSchema | None = None
 
 
-class StreamOptions(Body):
-    include_usage: StrictBool | None = None
-    continuous_usage_stats: StrictBool | None = None
-
-
-class ChatBody(Body):
-    """The fields that are honoured."""
-
+class _Conversation(Body):
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
     model: str | None = None
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -113,22 +88,13 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     continue_final_message: StrictBool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    stop_token_ids: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+
+class ChatBody(SamplingBody, _Conversation):
+    """The fields that are honoured."""
+
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    ignore_eos: StrictBool | None = None
-    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
-    n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -145,11 +111,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 def chat_request(body: Mapping[str, Any], model: str, requested_model: str) -> ChatRequest:
     """`model` is the configured id that `requested_model` (the body's, or the default) means. Raises BadRequest."""
-    refuse_unsupported(body)
-    try:
-        chat = ChatBody.model_validate(body)
-    except ValidationError as error:
-        raise bad_field(error) from None
+    chat = checked(body, ChatBody, UNSUPPORTED)
     tools = tuple(_tool(tool.function) for tool in chat.tools or ())
     return ChatRequest(
         model=model,
@@ -182,26 +144,6 @@ def _check_nesting(body: dict[str, Any]) -> None:
 def _children(parent: dict[str, Any] | list[Any]) -> list[Any]:
     values = parent.values() if isinstance(parent, dict) else parent
     return [value for value in values if isinstance(value, (dict, list))]
-
-
-def bad_field(error: ValidationError) -> BadRequest:
-    """The problem that is deepest in the body: of a union's, that of the variant which came closest."""
-    problem = max(error.errors(include_url=False), key=lambda each: len(_path(each["loc"])))
-    param = _path(problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    name = "".join(param) or None
-    return BadRequest(f"{name}: {message[0].lower()}{message[1:]}", param=name)
-
-
-def _path(location: tuple[int | str, ...]) -> list[str]:
-    """`("messages", 0, "content", "list[_Part]", 1, "type")` -> `messages[0].content[1].type`, in parts."""
-    parts: list[str] = []
-    for step in location:
-        if isinstance(step, int):
-            parts.append(f"[{step}]")
-        elif step.isidentifier() and not step.startswith("_") and step not in ("str", "int", "float", "bool"):
-            parts.append(f".{step}" if parts else step)
-    return parts
 
 
 def _message(index: int, message: _Message) -> Message:
@@ -266,36 +208,7 @@ def _sampling(chat: ChatBody) -> SamplingRequest:
     if chat.top_logprobs is not None and not chat.logprobs:
         raise BadRequest("top_logprobs: it needs logprobs: true", param="top_logprobs")
     limit = chat.max_completion_tokens or chat.max_tokens
-    if chat.min_tokens and limit is not None and chat.min_tokens > limit:
-        raise BadRequest("min_tokens: it is over the output token limit", param="min_tokens")
-    values: dict[str, Any] = {name: getattr(chat, name) for name in _SAME_NAME}
-    if values["top_k"] == -1:
-        values["top_k"] = 0
-    return SamplingRequest(
-        **values,
-        logit_bias=logit_bias(chat.logit_bias or {}),
-        max_tokens=limit,
-        min_tokens=chat.min_tokens or 0,
-        ignore_eos=bool(chat.ignore_eos),
-        stop_token_ids=tuple(chat.stop_token_ids or ()),
-        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
-    )
-
-
-def logit_bias(given: dict[str, float]) -> dict[int, float]:
-    for token in given:
-        if not (token.isascii() and token.isdigit() and len(token) <= _MOST_DIGITS):
-            raise BadRequest(f"logit_bias: {token!r} is no token id", param="logit_bias")
-    return {int(token): bias for token, bias in given.items()}
-
-
-def stops(given: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
-    found = (given,) if isinstance(given, str) else tuple(given or ())
-    if len(found) > MAX_STOPS:
-        raise BadRequest(f"{param}: at most {MAX_STOPS} sequences, not {len(found)}", param=param)
-    if "" in found:
-        raise BadRequest(f"{param}: a sequence is empty", param=param)
-    return found
+    return sampling(chat, limit, (chat.top_logprobs or 0) if chat.logprobs else None)
 
 
 def _template_kwargs(chat: ChatBody) -> dict[str, Any]:

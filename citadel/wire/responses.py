@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StrictBool, StrictInt, ValidationError
+from pydantic import Field, StrictBool, StrictInt
 
 from citadel.errors import BadRequest
 from citadel.messages import ChatRequest, Message, NamedTool, SamplingRequest, ToolCall, ToolSpec
-from citadel.wire.request import Body, bad_field
+from citadel.wire.fields import Body, checked, needed
 
 _UNSUPPORTED: Final = {
     "background": "a call is answered on its connection",
@@ -94,13 +94,7 @@ class ResponsesBody(Body):
 
 def responses_request(body: Mapping[str, Any], model: str, requested_model: str) -> ChatRequest:
     """`model` as for `chat_request`. Raises BadRequest."""
-    for name, advice in _UNSUPPORTED.items():
-        if body.get(name):
-            raise BadRequest(f"{name}: not supported: {advice}", param=name)
-    try:
-        asked = ResponsesBody.model_validate(body)
-    except ValidationError as error:
-        raise bad_field(error) from None
+    asked = checked(body, ResponsesBody, _UNSUPPORTED)
     tools = tuple(_tool(index, tool) for index, tool in enumerate(asked.tools or ()))
     effort = asked.reasoning.effort if asked.reasoning else None
     kwargs: dict[str, Any] = {"enable_thinking": effort != "none"}
@@ -159,7 +153,7 @@ def _conversation(asked: ResponsesBody) -> tuple[Message, ...]:
 def _told(where: str, item: _Item) -> Message | None:
     """The message of an item that is not the assistant's."""
     if item.type == "function_call_output":
-        call_id = _needed(where, "call_id", item.call_id)
+        call_id = needed(where, "call_id", item.call_id)
         return Message("tool", _text(f"{where}.output", item.output), tool_call_id=call_id)
     if item.type != "message" or item.role == "assistant":
         return None
@@ -175,7 +169,7 @@ def _did(where: str, item: _Item, turn: _Turn) -> None:
         case "reasoning":  # its text, or at least its summary
             turn.thoughts += [part.text for part in _parts(item.content) or item.summary or () if part.text]
         case "function_call":
-            name, call_id = _needed(where, "name", item.name), _needed(where, "call_id", item.call_id)
+            name, call_id = needed(where, "name", item.name), needed(where, "call_id", item.call_id)
             turn.calls.append(ToolCall(call_id, name, item.arguments or ""))
         case _:
             raise BadRequest(f"{where}.type: not supported: items of type {item.type!r}", param=f"{where}.type")
@@ -200,17 +194,11 @@ def _text(where: str, content: str | list[_Part] | None) -> str:
     return "\n".join(texts)
 
 
-def _needed(where: str, name: str, value: str | None) -> str:
-    if value is None:
-        raise BadRequest(f"{where}.{name}: this field is required", param=f"{where}.{name}")
-    return value
-
-
 def _tool(index: int, tool: _Tool) -> ToolSpec:
     where = f"tools[{index}]"
     if tool.type != "function":
         raise BadRequest(f"{where}.type: not supported: only functions are, not {tool.type!r}", param=f"{where}.type")
-    return ToolSpec(_needed(where, "name", tool.name), tool.description, tool.parameters, strict=bool(tool.strict))
+    return ToolSpec(needed(where, "name", tool.name), tool.description, tool.parameters, strict=bool(tool.strict))
 
 
 def _tool_choice(asked: ResponsesBody, tools: tuple[ToolSpec, ...]) -> Literal["auto", "none", "required"] | NamedTool:

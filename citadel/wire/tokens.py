@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, StrictBool, StrictInt, ValidationError
+from pydantic import Field, StrictBool, StrictInt
 
 from citadel.errors import BadRequest
 from citadel.messages import ChatRequest
-from citadel.wire.request import Body, bad_field, chat_request
+from citadel.wire.fields import Body, checked
+from citadel.wire.request import chat_request
 
 
 class _TokenizeBody(Body):
@@ -39,10 +40,7 @@ class Detokenize:
 
 def tokenize_request(body: Mapping[str, Any], model: str, requested_model: str) -> Tokenize:
     """Either `prompt` or the fields of a chat request. Raises BadRequest."""
-    try:
-        asked = _TokenizeBody.model_validate(body)
-    except ValidationError as error:
-        raise bad_field(error) from None
+    asked = checked(body, _TokenizeBody, {})
     if asked.prompt is None:
         return Tokenize(chat_request(body, model, requested_model), bool(asked.return_token_strs))
     if body.get("messages"):
@@ -55,7 +53,4 @@ def tokenize_request(body: Mapping[str, Any], model: str, requested_model: str) 
 
 
 def detokenize_request(body: Mapping[str, Any], model: str, requested_model: str) -> Detokenize:  # noqa: ARG001
-    try:
-        return Detokenize(model, DetokenizeBody.model_validate(body).tokens)
-    except ValidationError as error:
-        raise bad_field(error) from None
+    return Detokenize(model, checked(body, DetokenizeBody, {}).tokens)

@@ -103,6 +103,7 @@ BAD_FIELDS = {
         "messages[0].tool_call_id: a tool message must say which call it answers",
     ),
     "max_tokens": (body(max_tokens=0), "max_tokens: input should be greater than or equal to 1"),
+    "max_tokens ": (body(temperature=9, logprobs=5, max_tokens=0), "max_tokens: input should be greater"),
     "max_completion_tokens": (
         body(max_completion_tokens="5"),
         "max_completion_tokens: input should be a valid integer",
