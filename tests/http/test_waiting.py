@@ -94,7 +94,7 @@ async def test_two_cold_calls_load_the_model_once(tmp_path: Path) -> None:
     config = make_config(tmp_path, {"m": replay(tmp_path, load_s=0.2)})
     async with serving(config) as server:
         loads: list[str] = []
-        server.services.registry._on_loaded = lambda model, _: loads.append(model)
+        server.services.registry._lifecycle._on_loaded = lambda model, _: loads.append(model)
         await asyncio.gather(*(until_loaded(server, "m") for _ in range(5)))
         assert loads == ["m"]
 

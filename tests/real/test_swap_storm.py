@@ -100,5 +100,7 @@ async def settled(server: Serving) -> None:
     """Until what the last requests set off has ended."""
     registry = server.services.registry
     async with asyncio.timeout(30):
-        while registry._operations or registry._queue or any(registry.status(model).running for model in MODELS):
+        while (
+            registry._lifecycle.operations or registry._queue or any(registry.status(model).running for model in MODELS)
+        ):
             await registry.considered()

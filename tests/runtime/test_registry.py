@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from citadel.runtime import memory
+from citadel.runtime.lifecycle import Lifecycle
 from citadel.runtime.registry import Registry
 from engines import adapter
 from tests.conftest import Serving, make_config, serving, write_script
@@ -37,13 +38,13 @@ async def in_state(server: Serving, model: str, state: str) -> None:
 async def test_a_load_that_is_refused_does_not_hold_up_the_next_though_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, told = asyncio.Event(), Registry._loaded
+    loaded, told = asyncio.Event(), Lifecycle._loaded
 
     def tell(*arguments: Any) -> None:
         told(*arguments)
         loaded.set()
 
-    monkeypatch.setattr(Registry, "_loaded", tell)
+    monkeypatch.setattr(Lifecycle, "_loaded", tell)
     models = {"giant": {"memory_gb": 3}, "small": {"memory_gb": 1}}
     async with serving(config(tmp_path, models, ram_limit_gb=2)) as server:
         for model in models:
