@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from typing import TYPE_CHECKING, Any, Final, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import llama_cpp
 
 from citadel.engine import Need
 from citadel.errors import LlmUnavailable
-from engines.gguf_header import NotGguf, read_header
+from engines.gguf_header import NotGguf
+from engines.gguf_parts import MissingPart, part_number, read_table
 from engines.llama_native import gpu_offload
 from engines.llama_options import CELL_BYTES, Settings, settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from citadel.engine import EngineSpec
 
-_SPLIT: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLING: Final = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -38,42 +39,27 @@ _LIVE_ACTIVATIONS: Final = 8
 
 
 class Weights:
-    """The file to load (the first part where it is split), and its metadata."""
+    """The file to load (the first part where it is split), and what it says of itself."""
 
     def __init__(self, spec: EngineSpec) -> None:
         """Raises `LlmUnavailable`."""
-        self.path = _find(spec)
-        try:
-            self._header = read_header(self.path)
-        except NotGguf as error:
-            raise LlmUnavailable(spec.model, f"{self.path.name} can't be loaded: {error}") from None
-        except OSError as error:
-            raise LlmUnavailable(spec.model, f"{self.path.name}: {error.strerror}") from None
-        self.layers = int(self.of_model("block_count") or 0)
-        if not 0 < self.layers <= _MOST_LAYERS:
-            raise LlmUnavailable(spec.model, f"{self.path.name} can't be loaded: it has {self.layers} layers")
-        missing = [part.name for part in self.parts() if not part.is_file()]
-        if missing:
-            raise LlmUnavailable(spec.model, f"{missing[0]} is missing")
+        self.path = find(spec)
+        with _refusing(spec, self.path):
+            self.table = read_table(self.path)
+            self.layers = self.table.count("block_count")
+            if not 0 < self.layers <= _MOST_LAYERS:
+                raise NotGguf(f"it has {self.layers} layers")
+            self.context_length = self.table.count("context_length") or None
 
-    def of_model(self, key: str, default: Any = None) -> Any:
-        value = self._header.of_model(key)
-        return default if value is None else value
-
-    @property
-    def context_length(self) -> int | None:
-        return self.of_model("context_length")
+    def check_complete(self, spec: EngineSpec) -> None:
+        """Raises `LlmUnavailable` where a file is shorter than its header says."""
+        with _refusing(spec, self.path):
+            self.table.check_complete()
 
     @property
     def chat_template(self) -> str | None:
-        return self._header.metadata.get("tokenizer.chat_template")
-
-    def parts(self) -> list[Path]:
-        match = _SPLIT.fullmatch(self.path.name)
-        if not match:
-            return [self.path]
-        count = int(match[3])
-        return [self.path.with_name(f"{match[1]}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+        template = self.table.metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.path.name}\n{self.path.stat().st_size}\n".encode())
@@ -82,17 +68,17 @@ class Weights:
         return f"llama-{llama_cpp.__version__}-{digest.hexdigest()[:8]}"
 
     def sampling_defaults(self) -> dict[str, float]:
-        found = {ours: self._header.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
+        found = {ours: self.table.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
         return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
-def _find(spec: EngineSpec) -> Path:
+def find(spec: EngineSpec) -> Path:
     if not spec.source.is_dir():
         return spec.source
     found = [
         path
         for path in sorted(spec.source.glob("*.gguf"))
-        if not path.name.startswith("mmproj") and _part(path.name) in (None, 1)
+        if not path.name.startswith("mmproj") and part_number(path.name) in (None, 1)
     ]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
@@ -100,9 +86,17 @@ def _find(spec: EngineSpec) -> Path:
     return found[0]
 
 
-def _part(name: str) -> int | None:
-    match = _SPLIT.fullmatch(name)
-    return int(match[2]) if match else None
+@contextmanager
+def _refusing(spec: EngineSpec, path: Path) -> Generator[None]:
+    """Says what is wrong with the files in the words of the port."""
+    try:
+        yield
+    except MissingPart as error:
+        raise LlmUnavailable(spec.model, str(error)) from None
+    except NotGguf as error:
+        raise LlmUnavailable(spec.model, f"{path.name} can't be loaded: {error}") from None
+    except OSError as error:
+        raise LlmUnavailable(spec.model, f"{path.name}: {error.strerror}") from None
 
 
 def context_length(spec: EngineSpec, weights: Weights) -> int:
@@ -121,6 +115,7 @@ def cells(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
 def need(spec: EngineSpec) -> Need:
     settings = settings_of(spec)
     weights = Weights(spec)
+    weights.check_complete(spec)
     total = spec.memory_bytes if spec.memory_bytes is not None else _estimate(spec, settings, weights)
     on_gpu = int(total * _share_on_gpu(settings, weights))
     cache = 0 if spec.memory_bytes is not None else settings.prompt_cache
@@ -145,35 +140,27 @@ def _share_on_gpu(settings: Settings, weights: Weights) -> float:
 
 
 def _estimate(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
-    files = sum(part.stat().st_size for part in weights.parts())
     cache = cells(spec, settings, weights) * _cell_bytes(settings, weights)
-    return int(files + cache + _compute_bytes(spec, settings, weights) + _BASE_BYTES)
+    return int(weights.table.size + cache + _compute_bytes(spec, settings, weights) + _BASE_BYTES)
 
 
 def _cell_bytes(settings: Settings, weights: Weights) -> float:
     """Bytes that one token takes in the cache, over all layers."""
-    heads = _per_layer(weights, "attention.head_count", 1)
-    embedding = int(weights.of_model("embedding_length", 0))
-    keyed = _per_layer(weights, "attention.head_count_kv", max(heads))
-    size = embedding / max(1, *heads)
-    key = float(weights.of_model("attention.key_length", size)) * CELL_BYTES[settings.context["type_k"]]
-    value = float(weights.of_model("attention.value_length", size)) * CELL_BYTES[settings.context["type_v"]]
+    table = weights.table
+    heads = table.count("attention.head_count", 1)
+    keyed = table.per_layer("attention.head_count_kv", weights.layers, heads)
+    size = table.count("embedding_length") // max(1, heads)
+    key = table.count("attention.key_length", size) * CELL_BYTES[settings.context["type_k"]]
+    value = table.count("attention.value_length", size) * CELL_BYTES[settings.context["type_v"]]
     return sum(keyed) * (key + value)
-
-
-def _per_layer(weights: Weights, key: str, default: int) -> list[int]:
-    """A number per layer: some files have one for all, some an array."""
-    value = weights.of_model(key, default)
-    if isinstance(value, list):
-        return [int(each) for each in cast("list[int]", value)]
-    return [int(value)] * weights.layers
 
 
 def _compute_bytes(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
     """The activations of one physical batch, and the logits of every slot twice: llama.cpp's and the draw's."""
-    embedding = int(weights.of_model("embedding_length", 0))
-    forward = max(_per_layer(weights, "feed_forward_length", 4 * embedding))
-    vocabulary = int(weights.of_model("vocab_size", 1 << 17))
+    table = weights.table
+    embedding = table.count("embedding_length")
+    forward = table.count("feed_forward_length", 4 * embedding)
+    vocabulary = table.count("vocab_size", 1 << 17)
     batch = settings.context["n_ubatch"]
     mask = 4 * batch * cells(spec, settings, weights)
     return 4 * batch * (_LIVE_ACTIVATIONS * embedding + 3 * forward) + mask + 8 * spec.slots * vocabulary

@@ -144,6 +144,7 @@ class Worker(threading.Thread):
     def _live(self) -> None:
         settings = settings_of(self._spec)
         weights = llama_files.Weights(self._spec)
+        weights.check_complete(self._spec)
         llama_files.check_machine(self._spec)
         model = context = grammars = None
         try:

@@ -239,7 +239,7 @@ def test_a_header_is_read_without_its_long_arrays(tmp_path: Path):
     pairs = text("general.architecture") + struct.pack("<I", 8) + text("llama")
     pairs += words + text("llama.block_count") + struct.pack("<II", 4, 12)
     pairs += text("llama.heads") + struct.pack("<IIQ", 9, 4, 3) + struct.pack("<III", 1, 2, 3)
-    tensors = text("a") + struct.pack("<IQQIQ", 2, 5, 7, 0, 0) + text("b") + struct.pack("<IQIQ", 1, 6, 0, 0)
+    tensors = text("a") + struct.pack("<IQQIQ", 2, 5, 7, 0, 0) + text("b") + struct.pack("<IQIQ", 1, 6, 0, 160)
     file.write_bytes(gguf(pairs, 4, tensors, 2))
     header = read_header(file)
     assert (header.of_model("block_count"), header.of_model("heads"), header.of_model("absent")) == (
