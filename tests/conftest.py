@@ -48,12 +48,13 @@ def make_config(folder: Path, models: Mapping[str, Mapping[str, Any]], **tables:
 
 @dataclass(frozen=True)
 class Serving:
-    """A running server, a key for it, and a session that sends the key."""
+    """A running server, a key for it, a session that sends the key, and what holds the server's connections."""
 
     url: str
     key: str
     services: Services
     session: aiohttp.ClientSession
+    runner: web.AppRunner
 
     def chat(self, text: str = "hi", *, model: str | None = None, headers: Any = None, **fields: Any) -> Any:
         body = {"messages": [{"role": "user", "content": text}], **fields}
@@ -75,7 +76,7 @@ async def serving(
         headers = {"Authorization": f"Bearer {key}"}
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
-                yield Serving(f"http://127.0.0.1:{runner.addresses[0][1]}", key, services, session)
+                yield Serving(f"http://127.0.0.1:{runner.addresses[0][1]}", key, services, session, runner)
         finally:
             await runner.cleanup()
 

@@ -1,4 +1,4 @@
-"""The server's connections: what is no valid HTTP is answered like any other error; idle ones end."""
+"""The server's connections: what is no valid HTTP is answered like any other error; peers that stall are cut off."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import secrets
 from typing import Any, Final
 
 import structlog
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.typedefs import Handler
 
 from citadel.errors import BadHeader, CitadelError, Internal
+from citadel.http import stream
 from citadel.http.middleware import error_response
 
 log = structlog.get_logger("citadel.http")
 
 HEAD_TIMEOUT_S: Final = 60
-"""A connection without one whole request head by then is closed."""
+"""A head must be whole this long after it began; the first head of a connection begins with the connection."""
 
 
 def connections(app: web.Application) -> web.AppRunner:
@@ -38,19 +39,63 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_head_timer",)
+    """Between two requests it may idle; a head that has begun, and an answer that is sent, have a time each."""
+
+    __slots__ = ("_body", "_head_timer")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._head_timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._still_no_head)
+        self._body: StreamReader | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._expect_head()
 
-    def _still_no_head(self) -> None:
-        if self._request_count == 0:
-            self.force_close()
+    def data_received(self, data: bytes) -> None:
+        before = self._request_count
+        super().data_received(data)
+        if self._request_count > before:
+            self._body = self._messages[-1][1]
+            self._forget_head()
+        elif data and self._head_timer is None and (self._body is None or self._body.is_eof()):
+            self._expect_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._head_timer.cancel()
+        self._forget_head()
         super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        arguments = HEAD_TIMEOUT_S, self._still_no_head, self._request_count
+        self._head_timer = asyncio.get_running_loop().call_later(*arguments)
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _still_no_head(self, requests_before: int) -> None:
+        self._head_timer = None
+        if self._request_count > requests_before:
+            return
+        if self._waiter is None:  # it came while an answer is still being made, which goes first
+            self._expect_head()
+        else:
+            self.force_close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send what is left of the answer: all that was not sent before, or the last of a stream.
+
+        It is sent when it has left our memory, and a reader that does not let it leave is dropped.
+        """
+        if self.transport is not None:
+            self.transport.set_write_buffer_limits(high=0)
+        try:
+            async with asyncio.timeout(stream.MAX_BEHIND_S):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            if self.transport is not None:
+                self.transport.abort()
+            raise ConnectionAbortedError("the reader fell too far behind") from None
 
     def handle_error(
         self,

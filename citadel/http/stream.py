@@ -24,7 +24,7 @@ log = structlog.get_logger("citadel.http")
 MAX_BEHIND_S: Final = 60
 MAX_BEHIND_BYTES: Final = 4 * 2**20
 """A reader that is further behind than this is dropped; what its answer made so far is charged."""
-_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -32,8 +32,8 @@ async def send(
     request: web.Request, dialect: Dialect, events: AsyncGenerator[CallEvent, None], gate: Gate
 ) -> web.StreamResponse:
     """Answer with `events`. Raises what they raise before the first of them."""
-    response = web.StreamResponse(headers=_HEADERS)
-    sender = _Sender(request, response)
+    response = web.StreamResponse(headers=HEADERS)
+    sender = Sender(request, response)
     done = _DONE if dialect.ends_with_done else b""
     try:
         with gate.call():
@@ -78,7 +78,7 @@ def _event(event: Sse) -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-class _Sender:
+class Sender:
     """Writes without waiting for the reader, and drops one that is too far behind: the engine does not wait either."""
 
     def __init__(self, request: web.Request, response: web.StreamResponse) -> None:

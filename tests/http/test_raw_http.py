@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import re
+import socket
 import zlib
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -16,15 +17,21 @@ import pytest
 
 from citadel.http import body as body_module
 from citadel.http import server as server_module
+from citadel.http import stream as stream_module
 from tests.conftest import Serving, make_config, serving, write_script
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
+LINES = [
+    {"when": "large", "pieces": ["x" * 100_000] * 100},
+    {"when": "slow", "pieces": ["a"] * 40, "delay_ms": 5},
+    {"pieces": ["ok"]},
+]
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncGenerator[Serving]:
-    source = write_script(tmp_path / "script.jsonl", [{"pieces": ["ok"]}])
+    source = write_script(tmp_path / "script.jsonl", LINES)
     async with serving(make_config(tmp_path, {"m": {"engine": "replay", "source": source}})) as running:
         yield running
         async with running.chat() as response:
@@ -157,6 +164,94 @@ async def test_connections_without_a_request_are_closed(server: Serving, monkeyp
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
         writer.close()
+
+
+async def gone(server: Serving, opened: int) -> None:
+    """Until the server has no more than `opened` connections."""
+    assert server.runner.server is not None
+    async with asyncio.timeout(30):
+        while len(server.runner.server.connections) > opened:
+            await server.services.registry.considered()
+
+
+async def whole_answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 "), head
+    return await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", head)[1]))  # type: ignore[index]
+
+
+async def test_a_later_head_that_stalls_is_given_up_and_an_idle_connection_is_not(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = [await connect(server) for _ in range(2)]
+    async with asyncio.timeout(30):
+        for reader, writer in opened:
+            writer.write(chat(server, BODY))
+            assert json.loads(await whole_answer(reader))["object"] == "chat.completion"
+        monkeypatch.setattr(server_module, "HEAD_TIMEOUT_S", 0)
+        (stalled, writer), (idle, other) = opened
+        writer.write(b"GET /healthz HTTP/1.1\r\nHo")
+        with suppress(ConnectionResetError):
+            assert await stalled.read() == b""
+        other.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await whole_answer(idle) == b'{"ok":true}'
+        for _, each in opened:
+            each.close()
+
+
+async def test_a_head_that_stalls_behind_an_answer_does_not_hurt_the_answer(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = await connect(server)
+    slow = json.dumps({"messages": [{"role": "user", "content": "slow"}], "stream": True}).encode()
+    writer.write(chat(server, slow))
+    async with asyncio.timeout(30):
+        await reader.readuntil(b"data: ")
+        monkeypatch.setattr(server_module, "HEAD_TIMEOUT_S", 0.01)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHo")
+        rest = await reader.read()
+    assert rest.rstrip().endswith(b"data: [DONE]\n\n\r\n0")
+    assert rest.count(b'"content":"a"') == 40
+    writer.close()
+
+
+@pytest.mark.parametrize("ends", ["keep-alive", "close"])
+async def test_a_reader_of_a_whole_answer_that_does_not_read_is_dropped(
+    server: Serving, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(stream_module, "MAX_BEHIND_S", 0.2)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    host, port = server.url.removeprefix("http://").split(":")
+    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+    large = json.dumps({"messages": [{"role": "user", "content": "large"}]}).encode()
+    await asyncio.get_running_loop().sock_sendall(sock, chat(server, large, b"Connection: " + ends.encode()))
+    answered = 'citadel_calls_total{model="m",outcome="ok"} 1.0'
+    async with asyncio.timeout(30):
+        while answered not in server.services.registry.metrics.render({}, {}).decode():
+            await server.services.registry.considered()
+    await gone(server, 0)
+    sock.close()
+
+
+async def test_connections_that_stall_cost_nobody_else_anything(server: Serving) -> None:
+    """Half a head, half a body, a header every now and then: as many of each as a burst of a scanner brings."""
+    starts = (b"", b"GET / HTTP/1.1\r\nA: ", chat(server, BODY)[:-9], CHAT + b"Content-Length: 9\r\n")
+    opened = [(await connect(server), start) for _ in range(50) for start in starts]
+    for (_, writer), start in opened:
+        writer.write(start)
+    async with asyncio.timeout(30):
+        for round_ in range(10):
+            for (_, writer), start in opened:
+                if start.endswith(b"\r\n"):
+                    writer.write(b"X-%d: y\r\n" % round_)
+            async with server.chat() as response:
+                assert response.status == 200
+    assert server.services.ledger.open_calls == 0
+    for (_, writer), _ in opened:
+        writer.close()
+    await gone(server, 1)
 
 
 async def test_a_body_that_does_not_come_is_given_up(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
