@@ -2,12 +2,15 @@
 
     CitadelError
     +-- InvalidJson, BadBody, BadHeader, TooLarge, UnsupportedMediaType, MethodNotAllowed, NotFound
+    +-- Conflict, MethodNotImplemented
     +-- MissingApiKey, InvalidApiKey, InsufficientScope
     +-- BadRequest                      a field of the body, or what the model rejects
     |   +-- ContextLengthExceeded
     +-- ModelNotFound
     +-- ParallelUnsupported, TooManyParallel
-    +-- DailyLimit, DailyTokens, RateLimited, TooManyStreams
+    +-- DailyLimit, DailyTokens, TooManyStreams
+    +-- RateLimited
+    |   +-- TooManyLeases
     +-- EngineRestarted, LlmUnavailable, EdgeError
     +-- ModelLoading, Queued, GpuBusy, InsufficientMemory
     +-- DeviceOffline, DeviceBusy
@@ -99,6 +102,17 @@ class NotFound(CitadelError):
         super().__init__("not found")
 
 
+class Conflict(CitadelError):
+    """What is asked for does not go with how things are, such as a successor for a key that has ended."""
+
+
+class MethodNotImplemented(CitadelError):
+    """A method that none of our routes has a meaning for, such as WebDAV's."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(f"{method} is not implemented")
+
+
 class MissingApiKey(CitadelError):
     def __init__(self) -> None:
         super().__init__("No Authorization header")
@@ -171,6 +185,12 @@ class RateLimited(CitadelError):
     @property
     def retry_after_s(self) -> int:
         return self._retry_after_s
+
+
+class TooManyLeases(RateLimited):
+    def __init__(self, limit: int, retry_after_s: int) -> None:
+        super().__init__("lease", limit, retry_after_s)
+        self.message = f"{limit} leases are open; release one, or retry in {retry_after_s} s"
 
 
 class TooManyStreams(CitadelError):
@@ -262,6 +282,7 @@ TABLE: Final[dict[type[CitadelError], Row]] = {
     NotFound: Row(404, "not_found", _INVALID),
     ModelNotFound: Row(404, "model_not_found", _INVALID, ("model", "available")),
     MethodNotAllowed: Row(405, "method_not_allowed", _INVALID),
+    Conflict: Row(409, "conflict", _INVALID),
     TooLarge: Row(413, "too_large", _INVALID),
     UnsupportedMediaType: Row(415, "unsupported_media_type", _INVALID),
     DailyLimit: Row(429, "daily_limit", _LIMIT, ("limit", "used"), should_retry=False),
@@ -269,6 +290,7 @@ TABLE: Final[dict[type[CitadelError], Row]] = {
     DailyTokens: Row(429, "daily_tokens", _LIMIT, ("limit", "used"), should_retry=False),
     TooManyStreams: Row(429, "too_many_streams", _LIMIT, ("limit",), retry_s=5),
     Internal: Row(500, "internal", "internal"),
+    MethodNotImplemented: Row(501, "not_implemented", _INVALID),
     EngineRestarted: Row(502, "engine_restarted", "engine_restarted", ("model", "reason"), stream_code=502),
     LlmUnavailable: Row(502, "llm-unavailable", "llm-unavailable", ("reason",)),
     EdgeError: Row(502, "edge_error", "edge_error"),

@@ -13,7 +13,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from citadel import errors
-from citadel.errors import CitadelError, Internal, MethodNotAllowed, NotFound
+from citadel.errors import CitadelError, Internal, MethodNotAllowed, MethodNotImplemented, NotFound
 from citadel.http import ratelimit
 from citadel.http.services import ACCOUNT, REQUEST_ID, SERVICES
 
@@ -89,8 +89,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except CitadelError as error:
         return error_response(request.path, error)
     except web.HTTPMethodNotAllowed as error:
-        allowed = sorted(error.allowed_methods | {"OPTIONS"})
-        return error_response(request.path, MethodNotAllowed(request.method, allowed))
+        return error_response(request.path, _wrong_method(request, error.allowed_methods))
     except web.HTTPException:
         return error_response(request.path, NotFound())
     except ConnectionError:
@@ -98,6 +97,13 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except Exception:
         log.exception("fault of the server")
         return error_response(request.path, Internal())
+
+
+def _wrong_method(request: web.Request, allowed: set[str]) -> CitadelError:
+    """Routes that ask a model tell any method that is not theirs the same."""
+    if request.method in hdrs.METH_ALL or speaks_openai(request.path) or speaks_anthropic(request.path):
+        return MethodNotAllowed(request.method, sorted(allowed | {"OPTIONS"}))
+    return MethodNotImplemented(request.method)
 
 
 @web.middleware

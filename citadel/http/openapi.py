@@ -30,7 +30,8 @@ _OF_A_BODY: Final = (
     errors.TooLarge,
     errors.UnsupportedMediaType,
 )
-_OF_A_GENERATION: Final = tuple(kind for kind in TABLE if kind not in (errors.NotFound, errors.MethodNotAllowed))
+_OF_NO_GENERATION: Final = {errors.NotFound, errors.MethodNotAllowed, errors.MethodNotImplemented, errors.Conflict}
+_OF_A_GENERATION: Final = tuple(kind for kind in TABLE if kind not in _OF_NO_GENERATION)
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _FIELDS: Final[dict[str, Json]] = {
     "available": {"type": "array", "items": {"type": "string"}},

@@ -11,7 +11,7 @@ from pydantic import Field
 from citadel.accounts.auth import KeyLimits, Scope
 from citadel.accounts.store import MEMBER_LIMITS, day_number
 from citadel.accounts.views import key_view, member_view
-from citadel.errors import BadRequest, NotFound
+from citadel.errors import BadRequest, Conflict, NotFound
 from citadel.http import json_body
 from citadel.http.guard import Route
 from citadel.http.middleware import json_response
@@ -114,6 +114,23 @@ async def revoke_key(request: web.Request) -> web.Response:
     return json_response({"ok": True})
 
 
+class _Rotation(json_body.Body):
+    overlap_hours: Annotated[float, Field(ge=0, le=24 * MAX_USAGE_DAYS)] = 24
+
+
+async def rotate_key(request: web.Request) -> web.Response:
+    """A key's successor, with the same settings; the old one works for `overlap_hours` more."""
+    id_, body = request.match_info["id"], await json_body.read(request, _Rotation)
+    ends = datetime.now(UTC) + timedelta(hours=body.overlap_hours)
+    store = request.app[SERVICES].store
+    if await store.run(lambda each: each.find_key(id_)) is None:
+        raise NotFound
+    key = await store.run(lambda each: each.rotate_key(id_, ends))
+    if key is None:
+        raise Conflict("The key has ended, or has a successor already")
+    return json_response({"ok": True, "id": key.id, "key": key.text}, status=201)
+
+
 class _MemberChange(json_body.Body):
     daily_tokens: Limit = None
     open_per_member: Limit = None
@@ -171,6 +188,7 @@ ROUTES: Final = (
     Route("GET", "/admin/keys", list_keys, "admin"),
     Route("POST", "/admin/keys", create_key, "admin", body=_NewKey, status=201),
     Route("DELETE", "/admin/keys/{id}", revoke_key, "admin"),
+    Route("POST", "/admin/keys/{id}/rotate", rotate_key, "admin", body=_Rotation, status=201, raises=(Conflict,)),
     Route("GET", "/admin/members", list_members, "admin"),
     Route("POST", "/admin/members/{name}", set_member, "admin", body=_MemberChange),
     Route("GET", "/admin/usage", show_usage, "admin", query=_Days, raises=(BadRequest,)),

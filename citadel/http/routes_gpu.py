@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from aiohttp import web
 from pydantic import Field
 
+from citadel.errors import RateLimited, TooManyLeases
 from citadel.http import json_body
 from citadel.http.guard import Route
 from citadel.http.middleware import json_response
@@ -16,6 +17,8 @@ from citadel.runtime.leases import Kind
 from citadel.runtime.registry import Registry
 
 MAX_WAIT_S: Final = 900
+MAX_OPEN: Final = 64
+"""Leases that are granted or queued: a job that asks in a loop must not fill the queue that everybody waits in."""
 
 
 class _Ask(json_body.Body):
@@ -27,6 +30,8 @@ class _Ask(json_body.Body):
 async def ask(request: web.Request) -> web.Response:
     """Answers when the lease is granted, or queued after `wait_s`. A caller that leaves before gives its place up."""
     body, registry = await json_body.read(request, _Ask), request.app[SERVICES].registry
+    if registry.leases.open >= MAX_OPEN:
+        raise TooManyLeases(MAX_OPEN, math.ceil(registry.leases.holds.mean_s))
     memory = None if body.gpu_memory_gb is None else int(body.gpu_memory_gb * 1e9)
     id_ = registry.leases.ask(body.kind, memory)
     try:
@@ -73,7 +78,7 @@ def _told(registry: Registry, id_: str) -> web.Response:
 
 
 ROUTES: Final = (
-    Route("POST", "/v1/gpu/leases", ask, "gpu", body=_Ask),
+    Route("POST", "/v1/gpu/leases", ask, "gpu", body=_Ask, raises=(RateLimited,)),
     Route("GET", "/v1/gpu/leases/{id}", poll, "gpu"),
     Route("POST", "/v1/gpu/leases/{id}/renew", renew, "gpu"),
     Route("DELETE", "/v1/gpu/leases/{id}", release, "gpu"),

@@ -71,6 +71,11 @@ class LeaseDesk:
     def running(self) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.granted_at is not None]
 
+    @property
+    def open(self) -> int:
+        """How many are granted or queued."""
+        return len(self._leases)
+
     def ask(self, kind: Kind, memory: int | None) -> str:
         """Join the queue; returns the lease's id."""
         now = time.monotonic()
