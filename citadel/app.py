@@ -23,6 +23,7 @@ from citadel.http import (
     openapi,
     routes_admin,
     routes_chat,
+    routes_docs,
     routes_gpu,
     routes_health,
     routes_messages,
@@ -58,6 +59,7 @@ _API = (
     *routes_metrics.ROUTES,
     *routes_status.ROUTES,
     *routes_page.ROUTES,
+    *routes_docs.ROUTES,
 )
 ROUTES = (*_API, openapi.route(_API))
 

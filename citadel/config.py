@@ -58,44 +58,69 @@ class Server(_Table):
     """`[server]`. Times in seconds, sizes in bytes."""
 
     host: str = "127.0.0.1"
+    """The address to listen on; `0.0.0.0` is every one of this machine."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8040
+    """0: any free one."""
     default_model: str | None = None
     """None: the first model of the file."""
     owned_by: str = "hl1"
+    """What `/v1/models` says of each model."""
     data_dir: Path = Field(default_factory=_default_data_dir, strict=False)
+    """Where keys and usage are kept."""
     cache_dir: Path = Field(default_factory=lambda: _xdg("XDG_CACHE_HOME", ".cache"), strict=False)
+    """Where files made from weights are kept, such as a GGUF's tensors for vLLM."""
     max_body_bytes: Count = 33_554_432
+    """Of a request's body, counted after decompression."""
     wait_max_s: Seconds = 1800
+    """The most that `X-LLM-Wait` may ask for."""
     wait_stream_s: Seconds = 1800
+    """How long a streamed request waits for its model where it does not say."""
     wait_s: Seconds = 80
+    """How long any other request does."""
     comment_s: Annotated[float, Field(gt=0, strict=False)] = 15
+    """Between the comment lines of a stream that waits."""
     drain_s: Seconds = 30
+    """What running answers get when the server ends."""
     cors_origins: tuple[str, ...] = Field(default=("*",), strict=False)
+    """Where pages that call this server may come from; `*` is anywhere."""
     reasoning_content: bool = True
+    """Whether reasoning is sent by this second name, too, which some clients read."""
     metrics_public: bool | None = None
     """None: public on a loopback host only."""
     auto_download: bool = False
+    """Whether a request may fetch weights from a hub; else only `models pull` does."""
 
 
 class Limits(_Table):
     """`[limits]`: what holds for every key and member that has no figure of its own. None is no limit."""
 
     open_calls: Count = 96
+    """Requests open at once, over all callers."""
     open_per_member: Count = 64
+    """Requests that a member has open at once."""
     calls_per_minute: Count | None = None
+    """Calls of a key in any 60 seconds."""
     calls_per_day: Count | None = None
+    """Calls of a key in any 24 hours."""
     daily_calls: Count | None = None
+    """Calls of a key from midnight to midnight UTC."""
     daily_tokens: Count | None = None
+    """Prompt and completion tokens of a member from midnight to midnight UTC."""
     max_parallel: Count | None = None
+    """Calls of a member at once per model."""
 
 
 class Gpu(_Table):
     """`[gpu]`. `memory_limit_gb` and `ram_limit_gb` bound what all loaded models may take together, in 10^9 bytes."""
 
     lease_expiry_s: Seconds = 60
+    """A lease that is not renewed for this long ends."""
     busy_after_s: Seconds = 900
+    """A request that waited this long behind media jobs is told `gpu-busy`."""
     memory_limit_gb: Gigabytes | None = None
+    """GPU memory that all loaded models may take together."""
     ram_limit_gb: Gigabytes | None = None
+    """RAM that all loaded models may take together."""
     min_residency_s: Seconds = 30
     """A model in use takes calls at least this long before it drains for another one; idle, it goes at once."""
     max_wait_s: Seconds = 300
@@ -121,28 +146,51 @@ class Model(_Table):
     """`[models.X]`. `vllm`, `llama` and `replay` are the engines' own tables, passed through to them."""
 
     engine: EngineName
+    """vLLM is `hyperqwen`, llama.cpp is `llama`; `replay` plays recorded output."""
     source: Annotated[str, Field(min_length=1)]
+    """A path from this file, `package:NAME/FILE`, or a hub id `ORG/NAME`, with `:FILE` for one file of it."""
     mode: Literal["batch", "single"] | None = None
+    """For hyperqwen: `batch` (the default) or `single`, with fewer slots for low latency."""
     slots: Count | None = None
+    """Requests that run at once. None: 64 in batch, 8 in single, 1 for llama."""
     context_length: Count | None = None
+    """Prompt and output tokens of one request. None: the model's own."""
     max_output_tokens: Count | None = None
+    """The most that one answer may have. None: what the context leaves."""
     format: str = "auto"
+    """How the model writes reasoning and tool calls; `auto` tells it from the template."""
     chat_template: Path | None = Field(default=None, strict=False)
+    """A Jinja file in the place of the template that the weights carry."""
     aliases: tuple[str, ...] = Field(default=(), strict=False)
+    """Other names by which requests may ask for the model."""
     preload: bool = False
+    """Load it when the server starts."""
     pin: bool = False
+    """Never unload it to make room."""
     ttl_s: Seconds | None = None
+    """Unload it when it was idle for this long."""
     cold_start_s: Annotated[int, Field(ge=1)] = 60
+    """What a load takes, until this machine's own first one is measured."""
     notes: str = ""
+    """What `/v1/models` tells callers of it."""
     max_parallel: Count | None = None
+    """Calls of a member at once. None: 1 for llama, else no bound of its own."""
     memory_gb: Gigabytes | None = None
+    """What it takes, weights and cache together. None: estimated from the files."""
     stall_s: Seconds = 60
+    """Requests running and no token for this long: the engine is restarted."""
     backoff_s: Annotated[tuple[Seconds, Seconds], Field(strict=False)] = (10, 300)
+    """After a failed start: the first wait, and the longest."""
     reasoning_budget: Count | None = None
+    """Accepted, and without effect so far."""
     sampling: SamplingDefaults = SamplingDefaults()
+    """What a request that says nothing gets."""
     vllm: dict[str, Any] | None = None
+    """hyperqwen: arguments of vLLM, as they are."""
     llama: dict[str, Any] | None = None
+    """llama: see `engines/llama_options.py`."""
     replay: dict[str, Any] | None = None
+    """replay: see `engines/replay.py`."""
 
     @field_validator("backoff_s")
     @classmethod

@@ -11,9 +11,11 @@ import pytest
 
 from citadel.cli import parser
 from citadel.config import Config
+from docs.tables import FOLDER, filled
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md")
+SERVED = tuple(sorted(f"citadel/docs/{path.name}" for path in FOLDER.glob("*.md")))
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md", *SERVED)
 
 
 def page(name: str) -> str:
@@ -29,17 +31,25 @@ def test_paths_and_links_on_a_page_exist(name: str) -> None:
         assert (ROOT / path).exists() or (ROOT / name).parent.joinpath(path).exists(), path
 
 
-def test_the_readmes_commands_parse() -> None:
-    commands = re.findall(r"^.*python -m citadel(.*?)(?:#.*)?$", page("README.md"), re.MULTILINE)
-    assert len(commands) >= 5
+def test_the_commands_of_all_pages_parse() -> None:
+    text = "\n".join(page(name) for name in PAGES)
+    commands = re.findall(r"^.*python -m citadel((?: .*?)?)(?:#.*)?$", text, re.MULTILINE)
+    assert len(commands) >= 10
     for command in commands:
-        words = shlex.split(command.partition(" --\n")[0].partition("`")[0].removesuffix(" --"))
+        words = shlex.split(re.split(r" --(?= |\n|$)", command)[0].partition("`")[0])
+        if words[:1] == ["COMMAND"]:
+            continue
         parser().parse_args(words if words and not words[0].startswith("-") else ["serve", *words])
 
 
 def test_the_readmes_model_table_is_valid() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", page("README.md"), re.DOTALL)
     assert "mine" in Config.model_validate(tomllib.loads(block)).models
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_tables_of_a_page_are_as_the_code_has_them(name: str) -> None:
+    assert page(name) == filled(page(name)), "stale: run `make docs`"
 
 
 def test_every_make_target_of_the_pages_exists() -> None:

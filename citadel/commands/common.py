@@ -11,7 +11,20 @@ from typing import Any, Final, cast
 from citadel import config as configuration
 from citadel.config import Config
 
+FAILED: Final = 1
 USAGE_ERROR: Final = 2
+NO_LEASE: Final = 75
+NO_COMMAND: Final = 127
+STOPPED: Final = 130
+
+EXIT_CODES: Final[dict[int, str]] = {
+    0: "all is well",
+    FAILED: "what was asked for failed, or the server refused it or is not there; stderr has one line that says why",
+    USAGE_ERROR: "the command line or models.toml is wrong",
+    NO_LEASE: "`gpu`: no lease was to be had in time, or it was lost; try again later",
+    NO_COMMAND: "`gpu`: the command could not be started; otherwise `gpu` ends with the command's own code",
+    STOPPED: "stopped by Ctrl-C",
+}
 
 
 def config_of(options: argparse.Namespace) -> Config:

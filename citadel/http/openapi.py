@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -43,6 +43,38 @@ _FIELDS: Final[dict[str, Json]] = {
     "used": {"type": "integer"},
 }
 """The extra fields of errors that are not strings."""
+MEANINGS: Final[dict[type[CitadelError], str]] = {
+    errors.InvalidJson: "The body is not a JSON object",
+    errors.BadBody: "The body could not be read: the connection or its encoding broke, or it took over 60 s",
+    errors.BadHeader: "A header of the request has a value that it cannot have",
+    errors.BadRequest: "A field of the body has a value that the API, or the model, rejects; `param` names it",
+    errors.ContextLengthExceeded: "The prompt leaves no room for an answer in the model's context",
+    errors.ParallelUnsupported: "The model runs one request at a time per member, and the member has one running",
+    errors.TooManyParallel: "The member runs `max_parallel` requests on the model already",
+    errors.MissingApiKey: "There is no `Authorization` header",
+    errors.InvalidApiKey: "The key is unknown, revoked or expired, or the scheme is not `Bearer`",
+    errors.InsufficientScope: "The key does not carry the scope that the route needs",
+    errors.NotFound: "There is no such route, or nothing with this name",
+    errors.ModelNotFound: "`model` is not an installed model, or not one that the key may use",
+    errors.MethodNotAllowed: "The route does not take this method; `Allow` names those that it takes",
+    errors.TooLarge: "The body is over `max_body_bytes`, counted after decompression",
+    errors.UnsupportedMediaType: "The `Content-Type` is not `application/json`",
+    errors.DailyLimit: "The key's calls of this UTC day are used up",
+    errors.RateLimited: "The key's calls in 60 seconds, or in 24 hours, are used up",
+    errors.DailyTokens: "The member's tokens of this UTC day are used up",
+    errors.TooManyStreams: "The member has as many requests open as it may",
+    errors.Internal: "A fault of the server; its log has the request id",
+    errors.EngineRestarted: "The model stopped answering and is loaded again; the request ended",
+    errors.LlmUnavailable: "The model cannot be started: its weights are missing, or its last start failed",
+    errors.EdgeError: "The engine returned something that is no valid answer",
+    errors.ModelLoading: "The model is loading, and the request's time to wait is over",
+    errors.Queued: "The model's load waits for the GPU behind others, and the request's time to wait is over",
+    errors.GpuBusy: "Media jobs held the GPU for longer than `busy_after_s`",
+    errors.InsufficientMemory: "The model does not fit, even with all unloaded that may be",
+    errors.DeviceOffline: "The service was taken offline, or the server is ending",
+    errors.DeviceBusy: "As many requests are open, over all callers, as the server takes",
+}
+"""What each error says, in a line; for this document and the pages at `/docs`."""
 _HEADERS: Final[dict[str, Json]] = {
     "X-Request-Id": {"schema": {"type": "string", "pattern": "^[0-9a-f]{16,64}$"}},
     "Retry-After": {"description": "Seconds", "schema": {"type": "integer"}},
@@ -70,7 +102,8 @@ def document(routes: Sequence[Route]) -> Json:
         paths[_path(each)][each.method.lower()] = _operation(each, names)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Citadel", "version": version("citadel")},
+        "info": {"title": "Citadel", "version": version("citadel"), "description": "Pages with examples are at /docs."},
+        "externalDocs": {"url": "/docs"},
         "paths": paths,
         "components": {
             "schemas": schemas,
@@ -112,7 +145,10 @@ def _operation(each: Route, names: dict[type[BaseModel], str]) -> Json:
     name = each.handler.__name__
     operation: Json = {
         "operationId": re.sub(r"\W+", "_", f"{each.method.lower()} {_path(each)}".replace("}", "")),
-        "summary": (each.handler.__doc__ or name.replace("_", " ").capitalize()).split("\n")[0].split(". ")[0],
+        "summary": (each.handler.__doc__ or name.replace("_", " ").capitalize())
+        .split("\n")[0]
+        .split(". ")[0]
+        .rstrip("."),
         "parameters": list(_parameters(each)),
         "responses": responses,
         "security": [] if each.scope is None else [{"key": []}],
@@ -149,7 +185,7 @@ def _success(each: Route) -> Json:
     return {"description": "The answer", "headers": _headers("X-Request-Id"), "content": content}
 
 
-def _failure(each: Route, status: int, kinds: Iterable[type[CitadelError]]) -> Json:
+def _failure(each: Route, status: int, kinds: Sequence[type[CitadelError]]) -> Json:
     rows = [TABLE[kind] for kind in kinds]
     names = ["X-Request-Id"]
     if status in (429, 503):
@@ -163,7 +199,7 @@ def _failure(each: Route, status: int, kinds: Iterable[type[CitadelError]]) -> J
     else:
         shapes = [_citadel(status)]
     return {
-        "description": ", ".join(row.code for row in rows),
+        "description": "\n\n".join(f"{TABLE[kind].code}: {MEANINGS[kind]}" for kind in kinds),
         "headers": _headers(*names),
         "content": {"application/json": {"schema": shapes[0] if len(shapes) == 1 else {"anyOf": shapes}}},
     }

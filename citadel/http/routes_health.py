@@ -13,10 +13,12 @@ from citadel.http.services import SERVICES
 
 
 async def healthz(_request: web.Request) -> web.Response:
+    """Whether the process lives."""
     return json_response({"ok": True})
 
 
 async def readyz(request: web.Request) -> web.Response:
+    """Whether it takes calls."""
     request.app[SERVICES].gate.check()
     return json_response({"ok": True})
 

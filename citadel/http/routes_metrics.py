@@ -18,6 +18,7 @@ _LOOPBACK: Final = ("127.", "::1", "localhost")
 
 
 async def show(request: web.Request) -> web.Response:
+    """What is counted and timed, for Prometheus."""
     services = request.app[SERVICES]
     if not public(services.config.server):
         await guard.admit(request, "admin")

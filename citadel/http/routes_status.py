@@ -24,6 +24,7 @@ EVERY_S: Final = 1.0
 
 
 async def once(request: web.Request) -> web.Response:
+    """Everything about the server at this moment."""
     return json_response({"ok": True, **await snapshot(request.app[SERVICES])})
 
 

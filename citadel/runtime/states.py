@@ -29,6 +29,16 @@ class State(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
+MEANINGS: Final[dict[State, str]] = {
+    State.STOPPED: "not in memory, or on its way out; a request for it loads it, or queues its load",
+    State.STARTING: "being loaded",
+    State.LOADED: "ready",
+    State.UNAVAILABLE: "its weights are missing or its last start failed, and `reason` says why; a request for it "
+    "tries again, after a wait that grows",
+}
+"""For the page of the documentation."""
+
+
 @dataclass(slots=True)
 class Stopped:
     pass

@@ -28,7 +28,8 @@ def operation(route: Route) -> dict[str, Any]:
 def test_each_route_is_in_the_document_with_its_errors(route: Route) -> None:
     told = operation(route)
     for kind in openapi.failures(route):
-        assert TABLE[kind].code in told["responses"][str(TABLE[kind].status)]["description"].split(", ")
+        told_of = told["responses"][str(TABLE[kind].status)]["description"].split("\n\n")
+        assert f"{TABLE[kind].code}: {openapi.MEANINGS[kind]}" in told_of
     assert (told["security"] == []) is (route.scope is None)
     assert ("requestBody" in told) is (route.body is not None)
     assert {each["name"] for each in told["parameters"] if each["in"] == "path"} == set(
