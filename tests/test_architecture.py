@@ -54,6 +54,10 @@ PURE = (
     "citadel.runtime.gpu_queue",
     "citadel.runtime.states",
     "engines.llama_batch",
+    "engines.plan",
+    "engines.plan_model",
+    "engines.plan_cost",
+    "engines.plan_text",
 )
 IMPURE = {"asyncio", "time", "os", "random", "logging", "threading", "socket", "subprocess"}
 ENGINES_MAY_USE = {"citadel.engine", "citadel.messages", "citadel.errors"}
