@@ -57,6 +57,8 @@ MEANINGS: Final[dict[type[CitadelError], str]] = {
     errors.NotFound: "There is no such route, or nothing with this name",
     errors.ModelNotFound: "`model` is not an installed model, or not one that the key may use",
     errors.MethodNotAllowed: "The route does not take this method; `Allow` names those that it takes",
+    errors.Conflict: "What is asked for does not go with how things are",
+    errors.MethodNotImplemented: "The method has no meaning on any route",
     errors.TooLarge: "The body is over `max_body_bytes`, counted after decompression",
     errors.UnsupportedMediaType: "The `Content-Type` is not `application/json`",
     errors.DailyLimit: "The key's calls of this UTC day are used up",
