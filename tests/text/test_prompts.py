@@ -13,6 +13,7 @@ from citadel.text.formats import FORMATS
 from citadel.text.grammar import Grammar
 from citadel.text.template import render
 from citadel.wire.request import chat_request
+from engines.replay import ReplayTokenizer
 
 ROLES = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 WITH_TOOLS = ROLES + "{% for t in tools %}{{ t.function.name }}{% endfor %}"
@@ -25,21 +26,6 @@ HISTORY = [
     {"role": "tool", "tool_call_id": "c1", "content": "seen"},
     {"role": "tool", "tool_call_id": "c2", "content": "heard"},
 ]
-
-
-class Letters:
-    """A tokenizer with a token for each character."""
-
-    chat_template = None
-    context_length = None
-    vocabulary_size = 0x110000
-    special_tokens: dict[str, str] = {}  # noqa: RUF012 - the protocol asks for a mapping
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Any) -> str:
-        return "".join(map(chr, token_ids))
 
 
 def asking(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
@@ -92,7 +78,7 @@ def test_calls_are_read_in_the_notation_in_which_they_were_told() -> None:
 def keyed(*, thinking: bool = False, **fields: Any) -> prompts.Key | None:
     template = ROLES + ("<think>" if thinking else "")
     request = asking(**fields)
-    return prompts.grammar_key(request, prompts.make(request, Letters(), template, FORMATS["hermes"]))
+    return prompts.grammar_key(request, prompts.make(request, ReplayTokenizer("", {}), template, FORMATS["hermes"]))
 
 
 def test_a_grammar_is_known_by_all_that_determines_it() -> None:

@@ -12,6 +12,7 @@ from citadel.text import prompts
 from citadel.text.formats import FORMATS
 from citadel.text.template import FALLBACK, opens_reasoning, render
 from citadel.wire.request import chat_request
+from engines.replay import ReplayTokenizer
 
 ROLES = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 
@@ -113,24 +114,9 @@ def test_reasoning_is_open_only_if_the_prompt_ends_so(prompt: str, opens: bool) 
     assert opens_reasoning(prompt, "<think>") is opens
 
 
-class Letters:
-    """A tokenizer whose tokens are code points."""
-
-    chat_template = None
-    context_length = None
-    vocabulary_size = 0x110000
-    special_tokens: dict[str, str] = {}  # noqa: RUF012 - the protocol asks for a mapping
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Any) -> str:
-        return "".join(map(chr, token_ids))
-
-
 @pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
 def test_families_without_a_template_get_the_prompt_that_is_written_here(name: str) -> None:
-    tokenizer = Letters()
+    tokenizer = ReplayTokenizer("", {})
     made = prompts.make(asking(USER), tokenizer, None, FORMATS[name])
     text = tokenizer.decode(made.token_ids)
     assert text.endswith("<｜Assistant｜><think>")
