@@ -40,6 +40,7 @@ from citadel.http.guard import guarded
 from citadel.http.middleware import MIDDLEWARES, finish_headers
 from citadel.http.server import connections
 from citadel.http.services import SERVICES, Services
+from citadel.metrics import Metrics
 from citadel.pipeline import Pipeline
 from citadel.runtime.registry import Registry
 from citadel.text.formats import FORMATS
@@ -82,7 +83,8 @@ async def services(config: Config) -> AsyncGenerator[Services]:
     """Everything behind the routes, running; on leaving, engines are closed first and the database last."""
     check_formats(config)
     store = await asyncio.to_thread(AsyncStore, config.server.data_dir)
-    registry = Registry(config, adapter, learned=await store.learned_loads(), on_loaded=store.learn_load)
+    metrics = Metrics()
+    registry = Registry(config, adapter, metrics, learned=await store.learned_loads(), on_loaded=store.learn_load)
     ledger = Ledger(Defaults(**config.limits.model_dump()), utc_now, store, await store.tally())
     try:
         await registry.start()
@@ -90,7 +92,8 @@ async def services(config: Config) -> AsyncGenerator[Services]:
             store=store,
             registry=registry,
             ledger=ledger,
-            pipeline=Pipeline(registry, ledger),
+            pipeline=Pipeline(registry, ledger, metrics),
+            metrics=metrics,
             gate=Gate(),
             bodies=BodyReader(config.server.max_body_bytes),
             started_at=int(time.time()),

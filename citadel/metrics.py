@@ -36,11 +36,18 @@ class Throughput:
         self._seconds: dict[int, int] = {}
 
     def add(self, now: float, tokens: int) -> None:
-        for counts, at, kept in ((self._seconds, int(now), _NOW_S + 1), (self._minutes, int(now / 60), MINUTES)):
-            if at not in counts:
-                for old in [each for each in counts if each <= at - kept]:
-                    del counts[old]
-            counts[at] = counts.get(at, 0) + tokens
+        second = int(now)
+        if second not in self._seconds:
+            self._begin(second)
+        self._seconds[second] += tokens
+        self._minutes[second // 60] += tokens
+
+    def _begin(self, second: int) -> None:
+        """A second of which nothing is known yet; what is too old is forgotten."""
+        for counts, at, kept in ((self._seconds, second, _NOW_S + 1), (self._minutes, second // 60, MINUTES)):
+            counts.setdefault(at, 0)
+            for old in [each for each in counts if each <= at - kept]:
+                del counts[old]
 
     def now(self, now: float) -> float:
         """Tokens a second over the last seconds that are over."""
@@ -51,11 +58,21 @@ class Throughput:
         return [self._minutes.get(int(now / 60) - back, 0) / 60 for back in reversed(range(MINUTES))]
 
 
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """The series of one model that its tokens go to: looking one up by its labels costs more than adding to it."""
+
+    ttft: Histogram
+    gap: Histogram
+    throughput: Throughput = field(default_factory=Throughput)
+
+
 @dataclass(eq=False, slots=True)
 class Measured:
     """A call under way, as its events tell it."""
 
     model: str
+    answers: _Answers
     began: float
     usage: Usage = field(default_factory=Usage)
     last_token: float | None = None
@@ -103,14 +120,14 @@ class Metrics:
         self._free = Gauge("citadel_memory_free_bytes", "What a load may take", ["memory"], registry=own)
         self._open: set[Measured] = set()
         self._since_unload: dict[str, float] = {}
-        self.throughput: dict[str, Throughput] = {}
+        self._answers: dict[str, _Answers] = {}
 
     # -- one call
 
     @contextmanager
     def call(self, model: str) -> Generator[Measured]:
         """Around one call: its tokens and how it ended, however it ends."""
-        measured, outcome = Measured(model, time.monotonic()), "ok"
+        measured, outcome = Measured(model, self._answers_of(model), time.monotonic()), "ok"
         self._open.add(measured)
         try:
             yield measured
@@ -137,13 +154,23 @@ class Metrics:
         made, measured.usage = event.usage.completion - measured.usage.completion, event.usage
         if made <= 0:
             return
-        now = time.monotonic()
+        now, answers = time.monotonic(), measured.answers
         if measured.last_token is None:
-            self._ttft.labels(measured.model).observe(now - measured.began)
+            answers.ttft.observe(now - measured.began)
         else:
-            self._gap.labels(measured.model).observe((now - measured.last_token) / made)
+            answers.gap.observe((now - measured.last_token) / made)
         measured.last_token = now
-        self.throughput.setdefault(measured.model, Throughput()).add(now, made)
+        answers.throughput.add(now, made)
+
+    @property
+    def throughput(self) -> dict[str, Throughput]:
+        """By the models that were ever asked."""
+        return {model: answers.throughput for model, answers in self._answers.items()}
+
+    def _answers_of(self, model: str) -> _Answers:
+        if model not in self._answers:
+            self._answers[model] = _Answers(self._ttft.labels(model), self._gap.labels(model))
+        return self._answers[model]
 
     def waited(self, model: str, seconds: float) -> None:
         """A call got its slots after so long."""

@@ -21,6 +21,7 @@ from citadel.config import Model, SamplingDefaults
 from citadel.engine import EngineInfo, Job, Piece, Sampling, Tokenizer
 from citadel.errors import BadRequest, ContextLengthExceeded, EngineRestarted, LlmUnavailable, ModelNotFound
 from citadel.messages import CallEvent, ChatRequest, Delta, Done, Started, TextEvent, Usage
+from citadel.metrics import Metrics
 from citadel.runtime.entry import Ticket
 from citadel.runtime.installed import Prepared
 from citadel.runtime.registry import Registry
@@ -53,9 +54,10 @@ class Call:
 
 
 class Pipeline:
-    def __init__(self, registry: Registry, ledger: Ledger) -> None:
+    def __init__(self, registry: Registry, ledger: Ledger, metrics: Metrics) -> None:
         self._registry = registry
         self._ledger = ledger
+        self._metrics = metrics
         self._formats: dict[tuple[str, bool], Format] = {}
         """By model, and whether it is offered tools."""
         self._grammars = Grammars()
@@ -64,7 +66,7 @@ class Pipeline:
 
     async def run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
         """Events of the answer. What is raised before the first event can still have a status of its own."""
-        metrics = self._registry.metrics
+        metrics = self._metrics
         with metrics.call(call.request.model) as measured:
             async with aclosing(self._run(call)) as events:
                 async for event in events:

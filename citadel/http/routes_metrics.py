@@ -27,7 +27,7 @@ async def show(request: web.Request) -> web.Response:
         now = services.registry.status(id_)
         models[id_] = ModelGauges(now.state.value, now.slots, now.running, now.waiting)
     ram, gpu = await asyncio.to_thread(lambda: (memory.measured_ram(), memory.measured_gpu()))
-    body = services.registry.metrics.render(models, {"ram": ram, "gpu": gpu})
+    body = services.metrics.render(models, {"ram": ram, "gpu": gpu})
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
 

@@ -40,7 +40,7 @@ async def stream(request: web.Request) -> web.StreamResponse:
 async def snapshot(services: Services) -> dict[str, Any]:
     """Tokens a second now and by minute of the last hour, oldest first; memory in bytes; usage of this UTC day."""
     now, today = time.monotonic(), day_number(datetime.now(UTC))
-    rates = services.registry.metrics.throughput
+    rates = services.metrics.throughput
     usage = await services.store.run(lambda store: store.usage(today, today))
     total, ram, gpu = await asyncio.to_thread(lambda: (memory.total(), memory.measured_ram(), memory.measured_gpu()))
     unused, hours = Throughput(), [rate.last_hour(now) for rate in rates.values()]

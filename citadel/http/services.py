@@ -13,6 +13,7 @@ from citadel.accounts.quota import Ledger
 from citadel.config import Config
 from citadel.http.body import BodyReader
 from citadel.http.gate import Gate
+from citadel.metrics import Metrics
 from citadel.pipeline import Pipeline
 from citadel.runtime.registry import Registry
 
@@ -25,6 +26,7 @@ class Services:
     registry: Registry
     ledger: Ledger
     pipeline: Pipeline
+    metrics: Metrics
     gate: Gate
     bodies: BodyReader
     started_at: int

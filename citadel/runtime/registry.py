@@ -53,12 +53,13 @@ class Registry:
         self,
         config: Config,
         adapter_of: AdapterOf,
+        metrics: Metrics,
         *,
         learned: Mapping[str, float],
         on_loaded: Callable[[str, float], None],
     ) -> None:
         self.config = config
-        self.metrics = Metrics()
+        self._metrics = metrics
         self._models = {
             id_: Entry(id_, settings, learned.get(id_, settings.cold_start_s))
             for id_, settings in config.models.items()
@@ -66,7 +67,7 @@ class Registry:
         self._wake = asyncio.Event()
         self._claims = Claims(self._wake.set)
         self._queue = self._claims.queue
-        self._lifecycle = Lifecycle(self._claims, self.metrics, on_loaded, self._wake.set)
+        self._lifecycle = Lifecycle(self._claims, metrics, on_loaded, self._wake.set)
         self.leases = LeaseDesk(self._queue, config.gpu.lease_expiry_s, self._wake.set)
         self._preparations = Preparations(adapter_of, self._wake.set)
         self._considering: list[asyncio.Future[None]] = []
@@ -161,7 +162,7 @@ class Registry:
             pause = every_s if status.kind == "slot" else min(every_s, remaining)
             await asyncio.wait({ticket.granted}, timeout=pause)
         ticket.granted.result()
-        self.metrics.waited(ticket.model, loop.time() - began)
+        self._metrics.waited(ticket.model, loop.time() - began)
 
     def listen(self, ticket: Ticket, unread_tokens: int) -> None:
         """The call now waits for the engine; `unread_tokens` of its prompt, until the first token came."""

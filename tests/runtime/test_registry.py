@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from citadel.metrics import Metrics
 from citadel.runtime import memory
 from citadel.runtime.lifecycle import Lifecycle
 from citadel.runtime.registry import Registry
@@ -122,7 +123,7 @@ async def test_what_is_due_does_not_keep_the_queue_spinning_while_nothing_can_be
         raise OSError("the driver does not answer")
 
     monkeypatch.setattr(memory, "free", failing)
-    registry = Registry(config(tmp_path, {"a": {}}), adapter, learned={}, on_loaded=print)
+    registry = Registry(config(tmp_path, {"a": {}}), adapter, Metrics(), learned={}, on_loaded=print)
     lease = registry.leases.ask("image", None)
     registry.leases._find(lease).expires_at = time.monotonic()
     assert registry._pause() == 0
