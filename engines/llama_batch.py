@@ -1,4 +1,4 @@
-"""Which sequence computes which tokens next: plain decisions over plain data.
+"""Which sequence computes which tokens next: plain decisions over plain data (llama_step.py).
 
 A `Run` is what has to be computed: the tokens of a prompt, and of the output as it grows. A `Sequence` is a place in
 llama.cpp's memory: the tokens that are computed there, kept after their run ends so that a later run with the same
@@ -17,127 +17,29 @@ both and reports `done()`, or `refused()` where llama.cpp found no room. Between
    later. A last run that fills the memory alone is `full`: its output ends there.
 4. Kept tokens that go are copied to the archive, and copied back for a run that shares more with them than with any
    sequence. Where that fails the caller reports `lost()` instead of computing the step.
+5. While few sequences generate and no prompt is there, each may compute a guess at its next tokens too. The caller
+   chooses a token behind each of them, as far as they are right; the next step begins with forgetting the others.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from engines.llama_cache import Archive, common
 from engines.llama_cells import Cells
+from engines.llama_draft import DRAFTING, guess, longer
+from engines.llama_step import Restore, Rewind, Save, Sequence, Share, Step, Truncate, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engines.llama_cache import Saved
+    from engines.llama_step import Limits, Move, Run
 
 WORTH_WAITING: Final = 32
 """A common beginning of fewer tokens is computed again rather than waited for."""
 _GROWTH: Final = 16
 """Cells per seated run that must be free before another is seated: it would give way again at once."""
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """`order` is its place in the line. `cached` counts the prompt tokens that were there when it was first seated."""
-
-    id: str
-    tokens: array[int]
-    order: int = 0
-    cached: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """`cells` are the memory cells of `tokens`; sequences that share a beginning have cells in common."""
-
-    id: int
-    tokens: array[int] = field(default_factory=lambda: array("i"))
-    cells: list[int] = field(default_factory=list[int])
-    run: Run | None = None
-    used: int = 0
-
-    @property
-    def pending(self) -> int:
-        return len(self.run.tokens) - len(self.tokens) if self.run else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Truncate:
-    sequence: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The first `length` tokens of `source` become those of the empty `target` too."""
-
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rewind:
-    """Look for free cells from the first one on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Copy a sequence to the archive."""
-
-    sequence: int
-    saved: Saved
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Copy all of `saved` to the empty sequence, for `run`, whose `cached` was as given before."""
-
-    sequence: int
-    saved: Saved
-    run: Run
-    cached: int | None
-
-
-Move = Truncate | Share | Rewind | Save | Restore
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Compute `run.tokens[start:stop]` on `sequence`; `last` when that leaves nothing pending."""
-
-    run: Run
-    sequence: int
-    start: int
-    stop: int
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    moves: tuple[Move, ...]
-    work: tuple[Work, ...]
-    full: Run | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`cells` in all, `batch` tokens per decode, `prompt` of them for prompts, `prompt_beside` when others generate.
-
-    `batch` is at least `sequences`, so that all can generate at once.
-    `trim`: a sequence can be cut back. `share`: a sequence can take over another's beginning.
-    """
-
-    sequences: int
-    cells: int
-    batch: int
-    prompt: int
-    prompt_beside: int
-    trim: bool = True
-    share: bool = True
 
 
 class Planner:
@@ -151,6 +53,7 @@ class Planner:
         self._arrivals = 0
         self._clock = 0
         self._moves: list[Move] = []
+        self._guessed: list[Work] = []
 
     # What the caller tells.
 
@@ -170,12 +73,13 @@ class Planner:
     def done(self, step: Step) -> None:
         for work in step.work:
             sequence = self.sequences[work.sequence]
-            sequence.tokens.extend(work.run.tokens[work.start : work.stop])
-            sequence.cells.extend(self.cells.take(work.stop - work.start))
+            sequence.tokens.extend(work.tokens)
+            sequence.cells.extend(self.cells.take(work.size))
+        self._guessed = [work for work in step.work if work.draft]
 
     def refused(self, step: Step) -> None:
         """llama.cpp has less room than we counted: believe in half of what we tried."""
-        asked = sum(work.stop - work.start for work in step.work)
+        asked = sum(work.size for work in step.work)
         self.capacity = self.cells.used + asked // 2
 
     def lost(self, move: Restore) -> None:
@@ -190,6 +94,7 @@ class Planner:
 
     def plan(self) -> Step:
         self._moves = []
+        self._forget_wrong_guesses()
         if not self.seated():
             self.capacity = self.limits.cells
         self._seat_waiting()
@@ -350,27 +255,53 @@ class Planner:
         seated = self.seated()
         generating = [s for s in seated if s.pending == 1]
         budget = min(self._prompt_budget(len(generating)), self.free - len(generating))
+        room = self._room_for_guesses(seated)
         for sequence in generating:
-            yield self._work(sequence, 1)
+            work = self._work(sequence, 1, room)
+            room -= len(work.draft)
+            yield work
         for sequence in seated:
             count = min(sequence.pending, budget)
             if sequence.pending > 1 and count > 0:
                 yield self._work(sequence, count)
                 budget -= count
 
-    def _work(self, sequence: Sequence, count: int) -> Work:
+    def _work(self, sequence: Sequence, count: int, room: int = 0) -> Work:
         run = sequence.run
         if run is None:
             raise RuntimeError(f"sequence {sequence.id} has nothing to compute")
         start = len(sequence.tokens)
         self._touch(sequence)
-        return Work(run, sequence.id, start, start + count, last=start + count == len(run.tokens))
+        draft = guess(
+            run.tokens, self.limits.ngram, min(room, self.limits.draft, run.guess, run.most - len(run.tokens) - 1)
+        )
+        return Work(run, sequence.id, start, start + count, last=start + count == len(run.tokens), draft=draft)
+
+    # Guesses.
+
+    def _room_for_guesses(self, seated: list[Sequence]) -> int:
+        """How many tokens may be guessed, all together: none where a prompt or too many would wait for them."""
+        if not self.limits.draft or len(seated) > DRAFTING or any(s.pending > 1 for s in seated):
+            return 0
+        return min(self.limits.batch, self.free) - len(seated)
+
+    def _forget_wrong_guesses(self) -> None:
+        for work in self._guessed:
+            sequence = self.sequences[work.sequence]
+            right = common(sequence.tokens, work.run.tokens)
+            work.run.guess = min(self.limits.draft, longer(right - work.stop))
+            self._cut(sequence, right)
+        self._guessed = []
 
     # Bookkeeping.
 
     def _truncate(self, sequence: Sequence, length: int) -> None:
         if length < len(sequence.tokens):
             self._archive(sequence, length)
+            self._cut(sequence, length)
+
+    def _cut(self, sequence: Sequence, length: int) -> None:
+        if length < len(sequence.tokens):
             self._moves.append(Truncate(sequence.id, length))
             self.cells.release(sequence.cells[length:])
             del sequence.tokens[length:]

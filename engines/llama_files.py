@@ -13,6 +13,7 @@ from citadel.engine import Need
 from citadel.errors import LlmUnavailable
 from engines.gguf_header import NotGguf
 from engines.gguf_parts import MissingPart, part_number, read_table
+from engines.llama_draft import DRAFTING
 from engines.llama_native import gpu_offload
 from engines.llama_options import CELL_BYTES, Settings, settings_of
 
@@ -156,11 +157,12 @@ def _cell_bytes(settings: Settings, weights: Weights) -> float:
 
 
 def _compute_bytes(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
-    """The activations of one physical batch, and the logits of every slot twice: llama.cpp's and the draw's."""
+    """The activations of one physical batch, and the logits of every output twice: llama.cpp's and the draw's."""
     table = weights.table
     embedding = table.count("embedding_length")
     forward = table.count("feed_forward_length", 4 * embedding)
     vocabulary = table.count("vocab_size", 1 << 17)
     batch = settings.context["n_ubatch"]
     mask = 4 * batch * cells(spec, settings, weights)
-    return 4 * batch * (_LIVE_ACTIVATIONS * embedding + 3 * forward) + mask + 8 * spec.slots * vocabulary
+    outputs = spec.slots + DRAFTING * settings.draft
+    return 4 * batch * (_LIVE_ACTIVATIONS * embedding + 3 * forward) + mask + 8 * outputs * vocabulary

@@ -22,6 +22,7 @@ _SPLITS: Final = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _ROPE_SCALINGS: Final = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _LOAD: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
 """llama_load_mode by `use_mmap` and `use_mlock`."""
+_SPECULATIVE: Final = {"off": 0, "ngram": 1}
 _DEVICES: Final = 256
 
 
@@ -109,6 +110,9 @@ OPTIONS: Final[dict[str, Option]] = {
     "yarn_orig_ctx": Option(_whole(0), None, "context", "yarn_orig_ctx"),
     "prefill_while_decoding": Option(_whole(1), 128),
     "prompt_cache_mb": Option(_whole(0), 256),
+    "speculative": Option(_one_of(_SPECULATIVE), _SPECULATIVE["off"]),
+    "speculative_tokens": Option(_whole(1), 16),
+    "speculative_ngram": Option(_whole(1), 3),
 }
 
 
@@ -116,7 +120,7 @@ OPTIONS: Final[dict[str, Option]] = {
 class Settings:
     """`model` and `context` are fields of llama.cpp's parameters; `cells` is None for slots times context length.
 
-    `prompt_cache` is in bytes.
+    `prompt_cache` is in bytes. `draft` tokens are guessed at once at most, from what followed the last `ngram`.
     """
 
     model: Mapping[str, Any]
@@ -124,6 +128,8 @@ class Settings:
     cells: int | None
     prompt_beside: int
     prompt_cache: int
+    draft: int
+    ngram: int
 
 
 def settings_of(spec: EngineSpec) -> Settings:
@@ -142,7 +148,15 @@ def settings_of(spec: EngineSpec) -> Settings:
     if values["tensor_split"]:
         model["tensor_split"] = _per_device(spec, values["tensor_split"])
     cache = values["prompt_cache_mb"] * 1_000_000
-    return Settings(model, _fields(values, "context"), values["n_ctx"], values["prefill_while_decoding"], cache)
+    return Settings(
+        model,
+        _fields(values, "context"),
+        values["n_ctx"],
+        values["prefill_while_decoding"],
+        cache,
+        draft=values["speculative_tokens"] if values["speculative"] else 0,
+        ngram=values["speculative_ngram"],
+    )
 
 
 def _checked(spec: EngineSpec, key: str, value: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from citadel.errors import EdgeError
 from citadel.messages import TokenLogprob
-from engines.llama_native import DRAWN_AT_RANDOM, Chain
+from engines.llama_context import DRAWN_AT_RANDOM, Chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

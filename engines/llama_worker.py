@@ -15,21 +15,28 @@ from typing import TYPE_CHECKING
 from citadel.engine import EngineInfo, Piece
 from citadel.errors import CitadelError, EdgeError, LlmUnavailable
 from engines import llama_files
-from engines.llama_batch import Limits, Planner, Restore, Rewind, Run, Save, Share, Step, Truncate
+from engines.llama_batch import Planner
 from engines.llama_cache import Archive
+from engines.llama_context import Batch, Context
+from engines.llama_draft import DRAFTING
 from engines.llama_grammar import Grammars, Matcher
 from engines.llama_log import log
-from engines.llama_native import Batch, Context, Model, NativeError, trim_heap
+from engines.llama_native import Model, NativeError, trim_heap
 from engines.llama_options import Settings, settings_of
 from engines.llama_sampling import Chooser
+from engines.llama_step import Limits, Restore, Rewind, Run, Save, Share, Truncate
 from engines.llama_text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from citadel.engine import EngineFinish, EngineSpec, Job, Progress
     from engines.llama_native import Vocabulary
     from engines.llama_sampling import Choice
+    from engines.llama_step import Step, Work
 
 _LOADED_WEIGHTS = 0.95
 """The progress that the weights are; making the context is the rest."""
@@ -84,10 +91,10 @@ class _Task:
     def __init__(self, job: Job, matcher: Matcher | None, vocabulary: Vocabulary, context_length: int) -> None:
         sampling = job.sampling
         self.job = job
-        self.run = Run(job.id, array("i", job.prompt))
         self.chooser = Chooser(sampling, job.prompt, vocabulary, matcher)
         self.text = Text()
         self.left = min(sampling.max_tokens, context_length - len(job.prompt))
+        self.run = Run(job.id, array("i", job.prompt), most=len(job.prompt) + self.left)
         ends = () if sampling.ignore_eos else vocabulary.ends
         self.stops = frozenset((*ends, *sampling.stop_token_ids))
         self._vocabulary = vocabulary
@@ -217,6 +224,8 @@ class Decoder:
             prompt_beside=min(settings.prompt_beside, prompt),
             trim=context.can_trim,
             share=context.can_share,
+            draft=settings.draft,
+            ngram=settings.ngram,
         )
         self.tasks: dict[str, _Task] = {}
         self.news: list[Happened] = []
@@ -255,7 +264,7 @@ class Decoder:
         if code != 0:
             raise NativeError(f"llama_decode failed with code {code}")
         self.planner.done(step)
-        self._choose([self.tasks[work.run.id] for work in step.work if work.last])
+        self._choose([work for work in step.work if work.last])
 
     def _move(self, step: Step) -> bool:
         """False where a copy could not be brought back: then the step is not to be computed."""
@@ -282,24 +291,37 @@ class Decoder:
     def _fill(self, step: Step) -> None:
         self._batch.clear()
         for work in step.work:
-            self._batch.add(work.sequence, work.start, work.run.tokens[work.start : work.stop], output=work.last)
+            self._batch.add(work.sequence, work.start, work.tokens, outputs=work.outputs)
 
-    def _choose(self, tasks: list[_Task]) -> None:
-        """The next token of each task that has nothing left to compute, in the order of the batch's outputs."""
-        if not tasks:
+    def _choose(self, works: list[Work]) -> None:
+        """The next tokens of each task that has nothing left to compute, in the order of the batch's outputs."""
+        if not works:
             return
         logits = self._context.logits()
-        for row, task in enumerate(tasks):
+        first = 0
+        for work in works:
+            self._advance(self.tasks[work.run.id], work.draft, logits, first)
+            first += work.outputs
+
+    def _advance(self, task: _Task, draft: array[int], logits: NDArray[np.float32], first: int) -> None:
+        """Chooses a token from each row of `logits` from `first` on, until one is not what was guessed.
+
+        So each is chosen from the logits, and with the draw, that it would have had without a guess.
+        """
+        for row, guessed in enumerate((*draft, None), first):
             try:
                 choice = task.chooser.choose(logits[row], lambda chain, row=row: self._context.draw(chain, row))
                 piece = task.take(choice)
             except EdgeError as error:
                 self._end(task)
                 self.news.append(Happened(task.job.id, error=error, over=True))
-                continue
+                return
+            self.news.append(Happened(task.job.id, piece, over=piece.finish is not None))
             if piece.finish:
                 self._end(task)
-            self.news.append(Happened(task.job.id, piece, over=piece.finish is not None))
+                return
+            if choice.token != guessed:
+                return
 
     def _end(self, task: _Task) -> None:
         self.planner.drop(task.run)
@@ -309,7 +331,12 @@ class Decoder:
 
 def _make_context(spec: EngineSpec, settings: Settings, weights: llama_files.Weights, model: Model) -> Context:
     wanted = llama_files.cells(spec, settings, weights)
-    return Context(model, {**settings.context, "n_ctx": wanted}, spec.slots)
+    context = Context(model, {**settings.context, "n_ctx": wanted}, spec.slots, spec.slots + DRAFTING * settings.draft)
+    if settings.draft and not context.can_trim:
+        context.close()
+        reason = f"the memory of a {model.architecture} model can't be cut back, which 'speculative' needs"
+        raise LlmUnavailable(spec.model, reason)
+    return context
 
 
 def _info(spec: EngineSpec, weights: llama_files.Weights, context: Context) -> EngineInfo:

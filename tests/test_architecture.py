@@ -54,6 +54,8 @@ PURE = (
     "citadel.runtime.gpu_queue",
     "citadel.runtime.states",
     "engines.llama_batch",
+    "engines.llama_draft",
+    "engines.llama_step",
     "engines.plan",
     "engines.plan_model",
     "engines.plan_cost",

@@ -77,7 +77,7 @@ def llama_spec(folder: Path, **options: Any) -> EngineSpec:
 
 
 async def kill_llama(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("engines.llama_native.Context.decode", lambda *_: -3)
+    patch.setattr("engines.llama_context.Context.decode", lambda *_: -3)
     await _died(engine)
 
 

@@ -12,8 +12,8 @@ pytest.importorskip("llama_cpp")
 from rigs import LLAMA, Jobs, Rig, all_of, assert_same_up_to_ties, loaded, tokens_of
 
 from citadel.engine import Engine, EngineSpec, Tokenizer
-from engines.llama_batch import Limits
-from engines.llama_native import Batch, Context
+from engines.llama_context import Batch, Context
+from engines.llama_step import Limits
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), *LLAMA.marks]
 

@@ -8,8 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.llama_batch import Limits, Planner, Restore, Rewind, Run, Save, Share, Step
+from engines.llama_batch import Planner
 from engines.llama_cache import Archive, common
+from engines.llama_draft import guess
+from engines.llama_step import Limits, Restore, Rewind, Run, Save, Share, Step, Truncate, Work
 
 
 class Memory:
@@ -56,7 +58,7 @@ class Memory:
         return self.lost is None
 
     def compute(self, step: Step) -> bool:
-        tokens = sum(work.stop - work.start for work in step.work)
+        tokens = sum(work.size for work in step.work)
         assert tokens <= self.limits.batch
         if self.used + tokens > self.cells:
             return False
@@ -65,7 +67,9 @@ class Memory:
             assert work.start == len(sequence), "a position is computed twice, or one is skipped"
             assert work.start < work.stop <= len(work.run.tokens)
             assert [token for token, _ in sequence] == list(work.run.tokens[: work.start])
-            sequence.extend((token, object()) for token in work.run.tokens[work.start : work.stop])
+            assert not work.draft or work.last
+            assert work.stop + len(work.draft) < max(work.run.most, work.stop + 1), "a guess at what is not wanted"
+            sequence.extend((token, object()) for token in work.tokens)
         return True
 
 
@@ -91,7 +95,7 @@ class Bench:
         self.runs: dict[str, Run] = {}
 
     def add(self, name: str, prompt: list[int], outputs: int) -> Run:
-        run = Run(name, array("i", prompt))
+        run = Run(name, array("i", prompt), most=len(prompt) + outputs)
         self.runs[name], self.wanted[name], self.outputs[name] = run, outputs, []
         self.planner.add(run)
         return run
@@ -118,15 +122,21 @@ class Bench:
         assert self.planner.cells.used == self.memory.used
         for work in step.work:
             if work.last:
-                self._choose(work.run)
+                self._choose(work)
         return step
 
-    def _choose(self, run: Run) -> None:
-        token = sum(run.tokens) % 7
-        run.tokens.append(token)
-        self.outputs[run.id].append(token)
-        if len(self.outputs[run.id]) == self.wanted[run.id]:
-            self.drop(run.id)
+    def _choose(self, work: Work) -> None:
+        """A token behind the last one computed, and one behind each guess that is right."""
+        run = work.run
+        for guessed in (*work.draft, None):
+            token = sum(run.tokens) % 7
+            run.tokens.append(token)
+            self.outputs[run.id].append(token)
+            if len(self.outputs[run.id]) == self.wanted[run.id]:
+                self.drop(run.id)
+                return
+            if token != guessed:
+                return
 
     def finish(self) -> int:
         steps = 0
@@ -358,7 +368,70 @@ def test_a_copy_that_continues_another_takes_its_place():
     assert (len(archive), archive.size) == (1, 90), "what is larger than the bound is not kept at all"
 
 
-BEGINNINGS = [[], [1] * 40, [1] * 20 + [2] * 30, list(range(10, 70))]
+ROUND = [1, *[1, 2, 4] * 5]
+"""A prompt that goes on in its own way: 1, 2, 4, 1, 2, 4."""
+
+
+def test_what_followed_the_same_tokens_before_is_guessed():
+    assert list(guess(array("i", [1, 2, 3, 4, 5, 9, 1, 2, 3]), 3, 2)) == [4, 5]
+    assert list(guess(array("i", [1, 2, 3, 4, 5, 9, 2, 3]), 3, 2)) == [], "only two tokens are the same"
+    assert list(guess(array("i", [8, 2, 3, 4, 9, 2, 3, 5, 8, 2, 3]), 2, 1)) == [4], "three are the same there"
+    assert list(guess(array("i", [2, 3, 4, 9, 2, 3, 5, 8, 2, 3]), 2, 1)) == [5], "the later of two that are as good"
+    assert list(guess(array("i", [7, 1, 2, 3, 1, 2]), 1, 7)) == [3, 1, 2, 3, 1, 2, 3], "which goes round"
+    assert list(guess(array("i", [1, 2, 3]), 3, 2)) == list(guess(array("i", [1, 1]), 1, 0)) == []
+
+
+def test_right_guesses_save_steps_and_grow():
+    plain, bench = Bench(), Bench(draft=8, ngram=3)
+    for each in (plain, bench):
+        each.add("a", ROUND, 50)
+    sizes = list[int]()
+    while bench.runs:
+        sizes.append(bench.step().work[0].size)
+    assert bench.outputs["a"] == expected(ROUND, 50)
+    assert sizes[:4] == [16, 5, 9, 9]
+    assert len(sizes) < plain.finish() / 4
+
+
+def test_what_is_wrong_of_a_guess_is_forgotten_before_anything_else_is_done():
+    bench = Bench(draft=8, ngram=1)
+    run = bench.add("a", [2, 9, 5], 50)
+    bench.step()
+    work = bench.step().work[0]
+    assert (list(work.draft), work.outputs) == ([9, 5, 2, 9], 5)
+    assert list(run.tokens) == [2, 9, 5, 2, 4], "and 4 was not guessed"
+    assert Truncate(0, 4) in bench.step().moves
+    assert run.guess == 1, "the next guess is short"
+
+
+def test_nothing_is_guessed_beside_a_prompt_or_in_a_crowd_or_beyond_what_is_wanted():
+    bench = Bench(draft=8, ngram=3, sequences=6)
+    bench.add("a", ROUND, 50)
+    bench.step()
+    bench.add("b", list(range(100, 116)), 50)
+    assert [work.draft for work in bench.step().work] == [array("i"), array("i")]
+    for number in range(4):
+        bench.add(str(number), [number, *ROUND], 50)
+    for _ in range(20):
+        assert not any(work.draft for work in bench.step().work)
+    last = Bench(draft=8, ngram=3)
+    last.add("a", ROUND, 3)
+    last.step()
+    assert [work.size for work in last.step().work] == [2]
+
+
+def test_a_run_that_ends_amid_its_guess_leaves_what_was_right():
+    bench = Bench(draft=8, ngram=3)
+    bench.add("a", ROUND, 50)
+    bench.step()
+    bench.step()
+    bench.drop("a")
+    onward = bench.add("b", [*ROUND, *bench.outputs["a"], 30], 1)
+    bench.finish()
+    assert onward.cached == len(ROUND) + len(bench.outputs["a"]) - 1
+
+
+BEGINNINGS = [[], ROUND, [1] * 40, [1] * 20 + [2] * 30, list(range(10, 70))]
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(
@@ -384,6 +457,8 @@ ACTIONS = st.lists(
     archive=st.sampled_from([0, 60, 300]),
     fails=st.integers(0, 3),
     batch=st.integers(5, 40),
+    draft=st.sampled_from([0, 3, 16]),
+    ngram=st.integers(1, 3),
 )
 def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
     actions: list[tuple[object, ...]],
@@ -394,6 +469,8 @@ def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
     archive: int,
     fails: int,
     batch: int,
+    draft: int,
+    ngram: int,
 ):
     trim, share = kind
     bench = Bench(
@@ -406,6 +483,8 @@ def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
         prompt_beside=max(1, batch // 4),
         trim=trim,
         share=share,
+        draft=draft if trim else 0,
+        ngram=ngram,
     )
     bench.memory.fails = fails
     prompts: dict[str, list[int]] = {}

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("llama_cpp")
 from rigs import SMOLLM2, has_smollm2
 
-from engines.llama_native import Batch, Chain, Context, Model, NativeError
+from engines.llama_context import Batch, Chain, Context
+from engines.llama_native import Model, NativeError
 
 pytestmark = [pytest.mark.real, has_smollm2]
 
@@ -23,9 +24,9 @@ def native() -> Generator[Context]:
     model.close()
 
 
-def batch_of(sequence: int = 0, tokens: Sequence[int] = (1,), *, output: bool = True, capacity: int = 128):
+def batch_of(sequence: int = 0, tokens: Sequence[int] = (1,), *, outputs: int = 1, capacity: int = 128):
     batch = Batch(capacity)
-    batch.add(sequence, 0, tokens, output=output)
+    batch.add(sequence, 0, tokens, outputs=outputs)
     return batch
 
 
@@ -38,9 +39,11 @@ def batch_of(sequence: int = 0, tokens: Sequence[int] = (1,), *, output: bool = 
         lambda native: native.decode(batch_of(tokens=[49152])),
         lambda native: batch_of(tokens=[]),
         lambda native: batch_of(tokens=[1] * 129),
+        lambda native: batch_of(tokens=[1], outputs=2),
+        lambda native: native.decode(batch_of(tokens=[1] * 3, outputs=3)),
         lambda native: native.share(0, 1, 1),
         lambda native: native.truncate(7, 0),
-        lambda native: (native.decode(batch_of(output=False)), native.logits()),
+        lambda native: (native.decode(batch_of(outputs=0)), native.logits()),
         lambda native: native.draw(chain(), 3),
     ],
     ids=[
@@ -50,6 +53,8 @@ def batch_of(sequence: int = 0, tokens: Sequence[int] = (1,), *, output: bool = 
         "a token out of the vocabulary",
         "no tokens",
         "more tokens than the arrays hold",
+        "logits of more tokens than there are",
+        "logits of more tokens than the buffer holds",
         "part of a sequence shared between partitions",
         "a sequence there is not cut back",
         "logits that were not asked for",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from citadel.runtime import closing, watchdog
-from engines.llama_native import Context
+from engines.llama_context import Context
 from tests.conftest import Serving, make_config, serving
 from tests.models.export import GGUF
 
