@@ -2,9 +2,10 @@
 
     llama.py           the adapter, and the engine as the event loop sees it
     llama_worker.py    the thread that owns the model: load, decode for all jobs together, free
-    llama_batch.py     which sequence computes what next (pure); llama_cache.py the prompts that lost their place
+    llama_batch.py     which sequence computes what next (pure), in the words of llama_step.py; llama_draft.py guesses
+    llama_cache.py     the prompts that lost their place
     llama_sampling.py  a token from logits; llama_grammar.py, llama_text.py beside it
-    llama_native.py    llama.cpp's functions, each guarded against what would abort the process; llama_log.py
+    llama_native.py    llama.cpp's model, llama_context.py its compute, guarded against what would abort the process
     llama_files.py     what a model's files are and need; llama_options.py the keys of models.toml
 
 A job goes to the thread as an order; its pieces come back, once per decode for all jobs, into the job's own mailbox,

@@ -14,6 +14,7 @@ from rigs import LLAMA, Jobs, Rig, all_of, loaded, tokens_of
 from tiny_gguf import write_model
 
 from citadel.engine import EngineSpec, Sampling
+from citadel.errors import LlmUnavailable
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), *LLAMA.marks]
 
@@ -60,3 +61,13 @@ async def test_a_kept_beginning_never_changes_the_output(spec: EngineSpec, jobs:
     ]:
         async with loaded(LLAMA, spec) as fresh:
             assert tokens_of(await run(fresh, tokens)) == tokens_of(output)
+
+
+async def test_guessing_ahead_is_refused_where_guesses_could_not_be_forgotten(spec: EngineSpec, architecture: str):
+    if architecture == "mamba":
+        with pytest.raises(LlmUnavailable, match="a mamba model can't be cut back, which 'speculative' needs"):
+            async with loaded(LLAMA, spec, speculative="ngram"):
+                pass
+    else:
+        async with loaded(LLAMA, spec, speculative="ngram") as engine:
+            assert engine.dead is None
