@@ -189,9 +189,8 @@ class Vocabulary:
         marker = piece.startswith(b"<") and piece.endswith(b">")
         return bool(kind & lib.LLAMA_TOKEN_ATTR_CONTROL or (kind & lib.LLAMA_TOKEN_ATTR_USER_DEFINED and marker))
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, data: bytes) -> list[int]:
         """Texts of special tokens become those tokens; nothing is added."""
-        data = text.encode("utf-8", "replace")
         room = len(data) + 16
         while True:
             tokens = np.empty(room, np.int32)

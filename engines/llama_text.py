@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from citadel.errors import LlmUnavailable
+from engines.llama_chunks import CHUNK_BYTES, Special, chunks, cuts_of
 from engines.llama_files import Weights
-from engines.llama_native import Model, NativeError
+from engines.llama_native import Model, NativeError, lib
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Sequence
 
     from citadel.engine import EngineSpec
+    from engines.llama_native import Vocabulary
+
+_LOOKED_FOR: Final = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_TAKES_WHITE_SPACE: Final = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
 
 
 class Tokenizer:
@@ -31,10 +38,28 @@ class Tokenizer:
         self.special_tokens = {name: self.decode([token]) for name, token in self._vocabulary.special().items()}
 
     def encode(self, text: str) -> list[int]:
-        return self._vocabulary.tokenize(text)
+        data = text.encode("utf-8", "replace")
+        if len(data) <= CHUNK_BYTES or self._cuts is None:
+            return self._vocabulary.tokenize(data)
+        return [token for part in chunks(data, self._cuts) for token in self._vocabulary.tokenize(part)]
+
+    @cached_property
+    def _cuts(self) -> re.Pattern[bytes] | None:
+        return cuts_of(specials(self._vocabulary))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join(self._vocabulary.piece(token) for token in token_ids).decode("utf-8", "replace")
+
+
+def specials(vocabulary: Vocabulary) -> list[Special]:
+    """The tokens that llama.cpp finds in a text by their own texts."""
+    found: list[Special] = []
+    for token in range(vocabulary.size):
+        kind = lib.llama_vocab_get_attr(vocabulary.handle, token)
+        if kind & _LOOKED_FOR and (text := lib.llama_vocab_get_text(vocabulary.handle, token)):
+            cuts = bool(kind & lib.LLAMA_TOKEN_ATTR_CONTROL) and not kind & _TAKES_WHITE_SPACE
+            found.append(Special(text, cuts))
+    return found
 
 
 class Text:
