@@ -29,13 +29,13 @@ RANKS = {
 }
 SIBLINGS = ("citadel.text", "citadel.wire", "citadel.accounts", "citadel.runtime")
 OWNERS = {
-    "aiohttp": ("citadel.http", "citadel.app", "citadel.commands.gpu"),
+    "aiohttp": ("citadel.http", "citadel.app", "citadel.commands"),
     "sqlite3": ("citadel.accounts.store",),
     "vllm": ("engines",),
     "torch": ("engines",),
     "llama_cpp": ("engines",),
-    "pynvml": ("citadel.runtime.memory", "engines"),
-    "psutil": ("citadel.runtime.memory", "engines"),
+    "pynvml": ("citadel.runtime.memory", "citadel.runtime.machine", "engines"),
+    "psutil": ("citadel.runtime.memory", "citadel.runtime.machine", "engines"),
     "huggingface_hub": ("citadel.runtime.sources", "engines"),
     "transformers": ("citadel.text.template", "engines"),
     "prometheus_client": ("citadel.metrics",),
@@ -143,7 +143,7 @@ def test_only_the_composition_root_imports_the_engines() -> None:
         for name, tree in MODULES.items()
         if within(name, "citadel") and any(within(each, "engines") for each in imports(tree))
     }
-    assert users <= {"citadel.app", "citadel.commands.models"}
+    assert users <= {"citadel.app", "citadel.commands.doctor", "citadel.commands.models"}
 
 
 def _files() -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ def create_key(options: argparse.Namespace) -> int:
     limits = KeyLimits(options.calls_per_minute, options.calls_per_day, options.daily_calls, models)
     with _store(options) as store:
         key = store.create_key(options.member, frozenset(options.scope), expires, limits)
-    return _show_once(key, f"A key for {options.member} (scopes {', '.join(sorted(set(options.scope)))})")
+    return _show_once(options, key, f"A key for {options.member} (scopes {', '.join(sorted(set(options.scope)))})")
 
 
 def rotate_key(options: argparse.Namespace) -> int:
@@ -28,7 +29,7 @@ def rotate_key(options: argparse.Namespace) -> int:
         key = store.rotate_key(options.id, datetime.now(UTC) + timedelta(hours=options.overlap_hours))
     if key is None:
         return _no_live_key(options.id)
-    return _show_once(key, f"The successor of {options.id}, which works {options.overlap_hours:g} hours more")
+    return _show_once(options, key, f"The successor of {options.id}, which works {options.overlap_hours:g} hours more")
 
 
 def revoke_key(options: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def revoke_key(options: argparse.Namespace) -> int:
         revoked = store.revoke_key(options.id)
     if not revoked:
         return _no_live_key(options.id)
-    print(f"revoked {options.id}")
+    print(json.dumps({"revoked": options.id}) if options.json else f"revoked {options.id}")
     return 0
 
 
@@ -83,8 +84,11 @@ def _store(options: argparse.Namespace) -> Generator[Store]:
         store.close()
 
 
-def _show_once(key: NewKey, what: str) -> int:
+def _show_once(options: argparse.Namespace, key: NewKey, what: str) -> int:
     """The key's text is the last line, so that scripts can take it."""
+    if options.json:
+        print(json.dumps({"id": key.id, "key": key.text}))
+        return 0
     print(f"{what}; it is not shown again:")
     print(key.text)
     return 0
