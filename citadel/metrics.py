@@ -93,6 +93,7 @@ class Metrics:
         self._registry = own = CollectorRegistry()
         model = ["model"]
         self._calls = Counter("citadel_calls", "Calls ended, by how", ["model", "outcome"], registry=own)
+        self._errors = Counter("citadel_errors", "Requests answered with an error, by code", ["code"], registry=own)
         self._ttft = Histogram(
             "citadel_time_to_first_token_seconds", "From a call's start", model, registry=own, buckets=_SLOW
         )
@@ -175,6 +176,10 @@ class Metrics:
     def waited(self, model: str, seconds: float) -> None:
         """A call got its slots after so long."""
         self._wait.labels(model).observe(seconds)
+
+    def refused(self, error: CitadelError) -> None:
+        """A request was answered with this error alone, whether or not it had become a call."""
+        self._errors.labels(error.row.code).inc()
 
     # -- a model's life
 

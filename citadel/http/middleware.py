@@ -87,16 +87,18 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except CitadelError as error:
-        return error_response(request.path, error)
+        answered = error
     except web.HTTPMethodNotAllowed as error:
-        return error_response(request.path, _wrong_method(request, error.allowed_methods))
+        answered = _wrong_method(request, error.allowed_methods)
     except web.HTTPException:
-        return error_response(request.path, NotFound())
+        answered = NotFound()
     except ConnectionError:
         raise  # the client is gone; there is nobody to answer
     except Exception:
         log.exception("fault of the server")
-        return error_response(request.path, Internal())
+        answered = Internal()
+    request.app[SERVICES].metrics.refused(answered)
+    return error_response(request.path, answered)
 
 
 def _wrong_method(request: web.Request, allowed: set[str]) -> CitadelError:

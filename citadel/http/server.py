@@ -13,6 +13,8 @@ from aiohttp.typedefs import Handler
 from citadel.errors import BadHeader, CitadelError, Internal
 from citadel.http import stream
 from citadel.http.middleware import error_response
+from citadel.http.services import SERVICES
+from citadel.metrics import Metrics
 
 log = structlog.get_logger("citadel.http")
 
@@ -28,20 +30,28 @@ def connections(app: web.Application) -> web.AppRunner:
 class _Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         made: Any = await super()._make_server()
-        handle: Any = _answering_errors(made.request_handler)
-        return _Server(handle, request_factory=made.request_factory, handler_cancellation=True)
+        metrics = self.app[SERVICES].metrics
+        handle: Any = _answering_errors(made.request_handler, metrics)
+        server = _Server(handle, request_factory=made.request_factory, handler_cancellation=True)
+        server.metrics = metrics
+        return server
 
 
 class _Server(web.Server):
+    metrics: Metrics
+
     def __call__(self) -> web.RequestHandler:
         settings: dict[str, Any] = {"access_log": None, "auto_decompress": False}
-        return _Connection(self, loop=asyncio.get_running_loop(), **settings)
+        connection = _Connection(self, loop=asyncio.get_running_loop(), **settings)
+        connection.metrics = self.metrics
+        return connection
 
 
 class _Connection(web.RequestHandler):
     """Between two requests it may idle; a head that has begun, and an answer that is sent, have a time each."""
 
-    __slots__ = ("_body", "_head_timer")
+    __slots__ = ("_body", "_head_timer", "metrics")
+    metrics: Metrics
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -112,19 +122,22 @@ class _Connection(web.RequestHandler):
         log.warning("no valid HTTP", status=status, kind=type(exc).__name__, request_id=id_)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
+        self.metrics.refused(error)
         response = error_response("", error)
         response.headers["X-Request-Id"] = id_
         response.force_close()
         return response
 
 
-def _answering_errors(handler: Handler) -> Handler:
+def _answering_errors(handler: Handler, metrics: Metrics) -> Handler:
     """Around everything of the application: its routing raises before any middleware runs."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except web.HTTPExpectationFailed:
-            return error_response(request.path, BadHeader("Expect: nothing but 100-continue is understood"))
+            error = BadHeader("Expect: nothing but 100-continue is understood")
+            metrics.refused(error)
+            return error_response(request.path, error)
 
     return handle

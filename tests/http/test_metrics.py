@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -84,6 +86,49 @@ async def test_refusals_and_deaths_are_counted_by_code(tmp_path: Path) -> None:
     assert found["citadel_calls_total", "m", "BadRequestError"] == 1
     assert found["citadel_calls_total", "m", "engine_restarted"] == 1
     assert found["citadel_watchdog_restarts_total", "m"] == 1
+
+
+async def test_what_is_refused_before_it_is_a_call_is_counted_too(tmp_path: Path) -> None:
+    async with serving(config(tmp_path, max_body_bytes=1000), scopes=("admin",)) as server:
+        await refused(server, 401, "POST", "/v1/chat/completions", headers={"Authorization": ""})
+        await refused(server, 401, "GET", "/v1/models", headers={"Authorization": "Bearer hlk_wrong"})
+        await refused(server, 403, "POST", "/v1/completions", json={})
+        await refused(server, 404, "GET", "/nowhere")
+        await refused(server, 405, "DELETE", "/v1/models")
+        await refused(server, 400, "POST", "/v1/messages", headers={"Expect": "miracles"})
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        writer.write(b"no HTTP\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        found = await scrape(server)
+    counted = {key[1]: value for key, value in found.items() if key[0] == "citadel_errors_total"}
+    ones = dict.fromkeys(("insufficient_scope", "not_found", "method_not_allowed"), 1)
+    assert counted == {**ones, "invalid_api_key": 2, "bad_header": 2}
+    assert not [key for key in found if key[0] == "citadel_calls_total"]
+
+
+async def refused(server: Serving, status: int, method: str, path: str, **sent: Any) -> None:
+    async with server.session.request(method, server.url + path, **sent) as response:
+        assert response.status == status
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "sent"),
+    [
+        (404, "model_not_found", {"json": {"model": "nope"}}),
+        (413, "too_large", {"data": b"x" * 2000, "headers": {"Content-Type": "application/json"}}),
+        (415, "unsupported_media_type", {"data": b"{}", "headers": {"Content-Type": "text/plain"}}),
+        (400, "invalid_json", {"data": b"{", "headers": {"Content-Type": "application/json"}}),
+        (400, "BadRequestError", {"json": {"messages": []}}),
+    ],
+)
+async def test_what_a_call_is_refused_for_is_counted_once(
+    tmp_path: Path, status: int, code: str, sent: dict[str, Any]
+) -> None:
+    async with serving(config(tmp_path, max_body_bytes=1000)) as server:
+        await refused(server, status, "POST", "/v1/chat/completions", **sent)
+        found = await scrape(server)
+    assert {key[1]: value for key, value in found.items() if key[0] == "citadel_errors_total"} == {code: 1}
 
 
 async def test_a_server_keeps_out_of_the_global_registry(tmp_path: Path) -> None:
