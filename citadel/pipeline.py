@@ -66,49 +66,38 @@ class Pipeline:
 
     async def run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
         """Events of the answer. What is raised before the first event can still have a status of its own."""
-        metrics = self._metrics
-        with metrics.call(call.request.model) as measured:
-            async with aclosing(self._run(call)) as events:
-                async for event in events:
-                    metrics.saw(measured, event)
-                    yield event
-
-    async def _run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
-        request, models = call.request, self._registry.config.models
-        settings = models.get(request.model)
-        if settings is None:  # models.toml was read again since the name was looked up
-            raise ModelNotFound(request.requested_model, list(models))
-        self._check_choices(request)
-        limits = call.id, call.account, request.model, settings.effective_max_parallel
-        with self._ledger.reserve(*limits) as reservation:
-            prepared = await self._registry.prepare(request.model)
-            prompt = await self._prompt(call, settings, prepared) if prepared is not None else None
-            reservation.prompt_ready = prompt is not None
-            async with self._registry.call(request.model, call.account.member, request.n) as ticket:
-                every_s = self._registry.config.server.comment_s
-                async with aclosing(self._registry.wait(ticket, call.wait_s, every_s)) as waiting:
-                    async for status in waiting:
-                        yield status
-                if prompt is None:  # the weights came only now, and the tokenizer with them
-                    prompt = await self._prompt(call, settings, await self._registry.prepare(request.model))
-                reservation.prompt_ready = reservation.model_ready = True
-                try:
-                    async with aclosing(self._generate(call, settings, prompt, ticket)) as answer:
-                        async for event in answer:
-                            _charge(reservation, event)
-                            yield event
-                except EngineRestarted as error:
-                    reason = ticket.failure or str(error.fields["reason"])
-                    raise EngineRestarted(request.model, reason) from error
+        request = call.request
+        with self._metrics.call(request.model) as measured:
+            settings = self._settings(request)
+            limits = call.id, call.account, request.model, settings.effective_max_parallel
+            with self._ledger.reserve(*limits) as reservation:
+                prepared = await self._registry.prepare(request.model)
+                prompt = await self._prompt(call, settings, prepared) if prepared is not None else None
+                reservation.prompt_ready = prompt is not None
+                async with self._registry.call(request.model, call.account.member, request.n) as ticket:
+                    every_s = self._registry.config.server.comment_s
+                    async with aclosing(self._registry.wait(ticket, call.wait_s, every_s)) as waiting:
+                        async for status in waiting:
+                            yield status
+                    if prompt is None:  # the weights came only now, and the tokenizer with them
+                        prompt = await self._prompt(call, settings, await self._registry.prepare(request.model))
+                    reservation.prompt_ready = reservation.model_ready = True
+                    try:
+                        async with aclosing(self._generate(call, settings, prompt, ticket)) as answer:
+                            async for event in answer:
+                                _charge(reservation, event)
+                                self._metrics.saw(measured, event)
+                                yield event
+                    except EngineRestarted as error:
+                        reason = ticket.failure or str(error.fields["reason"])
+                        raise EngineRestarted(request.model, reason) from error
 
     async def tokenizer(self, model: str) -> Tokenizer:
         return (await self._installed(model)).tokenizer
 
     async def tokens(self, request: ChatRequest, body_bytes: int) -> list[int]:
         """The prompt that `request` would have, however long. Nothing is loaded for it."""
-        settings = self._registry.config.models.get(request.model)
-        if settings is None:
-            raise ModelNotFound(request.requested_model, list(self._registry.config.models))
+        settings = self._settings(request)
         prepared = await self._installed(request.model)
         return (await self._rendered(request, body_bytes, settings, prepared)).token_ids
 
@@ -118,10 +107,15 @@ class Pipeline:
             raise LlmUnavailable(model, "its weights are not here yet")
         return prepared
 
-    def _check_choices(self, request: ChatRequest) -> None:
+    def _settings(self, request: ChatRequest) -> Model:
+        """The model's, for a request that it can serve."""
+        models = self._registry.config.models
+        if request.model not in models:  # models.toml was read again since the name was looked up
+            raise ModelNotFound(request.requested_model, list(models))
         slots = self._registry.status(request.model).slots
         if request.n > slots:
             raise BadRequest(f"n: {request.model} has {slots} slots, fewer than {request.n}", param="n")
+        return models[request.model]
 
     async def _prompt(self, call: Call, settings: Model, prepared: Prepared | None) -> Prompt:
         assert prepared is not None
@@ -248,9 +242,8 @@ def _charge(reservation: Reservation, event: CallEvent) -> None:
 
 
 def _usage(before: Usage, readers: list[Reader], piece: Piece) -> Usage:
-    return Usage(
-        prompt=before.prompt,
-        completion=sum(reader.completion_tokens for reader in readers),
-        cached=max(before.cached, piece.cached_tokens),
-        reasoning=sum(reader.reasoning_tokens for reader in readers),
-    )
+    completion = reasoning = 0
+    for reader in readers:
+        completion += reader.completion_tokens
+        reasoning += reader.reasoning_tokens
+    return Usage(before.prompt, completion, max(before.cached, piece.cached_tokens), reasoning)

@@ -73,9 +73,11 @@ def _comment(waiting: Waiting) -> str:
             return "waiting for a slot"
 
 
-def _event(event: Sse) -> bytes:
-    name, body = event
-    return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(body) + b"\n\n"
+def _event(event: Sse | bytes) -> bytes:
+    if isinstance(event, bytes):
+        return b"data: %b\n\n" % event
+    name, data = event
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 class Sender:
@@ -84,34 +86,39 @@ class Sender:
     def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
         self._request = request
         self._response = response
+        self._transport: asyncio.Transport | None = None
+        self._now = asyncio.get_running_loop().time
         self._written = 0
         self._unread: deque[tuple[int, float]] = deque()
-        """How much was written when, of what is not known to have left."""
+        """How much was written when, of what has not left."""
 
     async def write(self, data: bytes) -> None:
         """Raises ConnectionError when the reader is gone, or is sent away."""
         if not self._response.prepared:
             await self._response.prepare(self._request)
-            if self._request.transport is not None:
+            self._transport = self._request.transport
+            if self._transport is not None:
                 # A write never waits: a reader for whom it would have to is dropped before.
-                self._request.transport.set_write_buffer_limits(high=2 * MAX_BEHIND_BYTES)
-        if self._too_far_behind(len(data)):
+                self._transport.set_write_buffer_limits(high=2 * MAX_BEHIND_BYTES)
+        if (waiting := self._waiting()) and self._too_far_behind(waiting, len(data)):
             self._drop()
-        now = asyncio.get_running_loop().time()
         self._written += len(data)
-        self._unread.append((self._written, now))
         await self._response.write(data)
+        if self._waiting():  # what has left at once, as all does for a reader that keeps up, need not be timed
+            self._unread.append((self._written, self._now()))
 
-    def _too_far_behind(self, more: int) -> bool:
-        transport = self._request.transport
-        waiting = transport.get_write_buffer_size() if transport is not None else 0
-        if waiting > 0 and waiting + more > MAX_BEHIND_BYTES:
+    def _waiting(self) -> int:
+        """Bytes that the reader's socket has not taken."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def _too_far_behind(self, waiting: int, more: int) -> bool:
+        if waiting + more > MAX_BEHIND_BYTES:
             return True
         while self._unread and self._unread[0][0] <= self._written - waiting:
             self._unread.popleft()
-        return bool(self._unread) and asyncio.get_running_loop().time() - self._unread[0][1] > MAX_BEHIND_S
+        return bool(self._unread) and self._now() - self._unread[0][1] > MAX_BEHIND_S
 
     def _drop(self) -> NoReturn:
-        if self._request.transport is not None:
-            self._request.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
         raise ConnectionAbortedError("the reader fell too far behind")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from citadel.engine import Piece
 from citadel.messages import (
@@ -63,8 +63,9 @@ class Reader:
         """Events of this piece; the last ever is `Finished`."""
         was_reasoning = self._machine.in_reasoning
         self._read += len(piece.text)
-        self._logprobs.extend((self._read, each) for each in piece.logprobs)
-        events = list(self._machine.feed(piece.text))
+        if piece.logprobs:
+            self._logprobs.extend((self._read, each) for each in piece.logprobs)
+        events = self._machine.feed(piece.text)
         self._count(piece, was_reasoning=was_reasoning)
         if piece.finish is not None:
             events += self._machine.finish(cut=piece.finish == "length")
@@ -92,7 +93,7 @@ class Reader:
                 self._paired(start)  # of markers and arguments before it
                 text = self._stops.feed(event.text)
                 logprobs = self._paired(start + len(text))
-                return [replace(event, text=text, logprobs=logprobs)] if text else []
+                return [Content(text, logprobs, event.end)] if text else []
             case Reasoning():
                 self._paired(event.end)
                 return [event]

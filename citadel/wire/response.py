@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
+
+import orjson
 
 from citadel import errors
 from citadel.errors import CitadelError
@@ -25,6 +27,8 @@ from citadel.messages import (
     Waiting,
 )
 from citadel.wire.dialect import Json, Sse
+
+_TEXT: Final = "\0the text\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,24 @@ class ChatAnswer:
         self._answering = answering
         self._logprobs = logprobs
         self._fingerprint = ""
+        self._written: dict[tuple[int, type[Content | Reasoning]], list[bytes]] = {}
+        """The chunks of a choice's text, written once and cut where the text goes: nearly all chunks are such."""
 
-    def stream(self, event: CallEvent) -> Iterator[Sse]:
-        if isinstance(event, Started):
+    def stream(self, event: CallEvent) -> Iterable[Sse | bytes]:
+        if isinstance(event, Delta) and isinstance(said := event.event, (Content, Reasoning)):
+            if not (self._answering.continuous_usage or (isinstance(said, Content) and said.logprobs)):
+                return (orjson.dumps(said.text).join(self._around(event.choice, type(said))),)
+        elif isinstance(event, Started):
             self._fingerprint = event.fingerprint
-        return ((None, chunk) for chunk in chunks(self._answering, event, self._fingerprint))
+        return [(None, chunk) for chunk in chunks(self._answering, event, self._fingerprint)]
+
+    def _around(self, choice: int, kind: type[Content | Reasoning]) -> list[bytes]:
+        """What stands around the text of a chunk."""
+        parts = self._written.get((choice, kind))
+        if parts is None:
+            chunk = _delta_chunk(self._answering, Delta(choice, kind(_TEXT), Usage()), self._fingerprint)
+            parts = self._written[choice, kind] = orjson.dumps(chunk).split(orjson.dumps(_TEXT))
+        return parts
 
     def failed(self, error: CitadelError) -> list[Sse]:
         return [(None, errors.openai_body(error, in_stream=True))]
