@@ -229,7 +229,7 @@ async def test_a_reader_of_a_whole_answer_that_does_not_read_is_dropped(
     await asyncio.get_running_loop().sock_sendall(sock, chat(server, large, b"Connection: " + ends.encode()))
     answered = 'citadel_calls_total{model="m",outcome="ok"} 1.0'
     async with asyncio.timeout(30):
-        while answered not in server.services.registry.metrics.render({}, {}).decode():
+        while answered not in server.services.metrics.render({}, {}).decode():
             await server.services.registry.considered()
     await gone(server, 0)
     sock.close()
