@@ -17,7 +17,8 @@ both and reports `done()`, or `refused()` where llama.cpp found no room. Between
    later. A last run that fills the memory alone is `full`: its output ends there.
 4. Kept tokens that go are copied to the archive, and copied back for a run that shares more with them than with any
    sequence. Where that fails the caller reports `lost()` instead of computing the step.
-5. While few sequences generate and no prompt is there, each may compute a guess at its next tokens too. The caller
+5. A sequence that can't be cut back goes back to a checkpoint. They are taken where a later run may need them.
+6. While few sequences generate and no prompt is there, each may compute a guess at its next tokens too. The caller
    chooses a token behind each of them, as far as they are right; the next step begins with forgetting the others.
 """
 
@@ -26,18 +27,21 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from engines.llama_cache import Archive, common
+from engines.llama_cache import Archive, Checkpoint, common
 from engines.llama_cells import Cells
 from engines.llama_draft import DRAFTING, guess, longer
-from engines.llama_step import Restore, Rewind, Save, Sequence, Share, Step, Truncate, Work
+from engines.llama_step import GoBack, Restore, Rewind, Save, Sequence, Share, Step, Truncate, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from engines.llama_cache import Saved
     from engines.llama_step import Limits, Move, Run
 
 WORTH_WAITING: Final = 32
 """A common beginning of fewer tokens is computed again rather than waited for."""
+BEFORE_END: Final = 8
+"""So many tokens before the end of a prompt is a checkpoint: as many as a template begins an answer with, at most."""
 _GROWTH: Final = 16
 """Cells per seated run that must be free before another is seated: it would give way again at once."""
 
@@ -75,6 +79,9 @@ class Planner:
             sequence = self.sequences[work.sequence]
             sequence.tokens.extend(work.tokens)
             sequence.cells.extend(self.cells.take(work.size))
+            if work.checkpoint:
+                sequence.checkpoints.append(work.checkpoint)
+                self.archive.promise_checkpoint(work.checkpoint)
         self._guessed = [work for work in step.work if work.draft]
 
     def refused(self, step: Step) -> None:
@@ -82,13 +89,13 @@ class Planner:
         asked = sum(work.size for work in step.work)
         self.capacity = self.cells.used + asked // 2
 
-    def lost(self, move: Restore) -> None:
+    def lost(self, move: Restore | GoBack) -> None:
         """The copy could not be brought back: the sequence is empty, and nothing of the step is computed."""
         sequence = self.sequences[move.sequence]
         self.cells.release(sequence.cells)
-        sequence.tokens, sequence.cells = array("i"), []
+        sequence.tokens, sequence.cells, sequence.checkpoints = array("i"), [], []
         move.run.cached = move.cached or 0
-        self.archive.drop(move.saved)
+        self.archive.drop(move.saved if isinstance(move, Restore) else move.checkpoint)
 
     # What the caller asks.
 
@@ -135,12 +142,23 @@ class Planner:
         for sequence in self.sequences:
             if sequence.run and not self.limits.share:
                 continue
-            length = min(common(sequence.tokens, run.tokens), len(run.tokens) - 1)
-            if not self.limits.trim and length < len(sequence.tokens):
-                continue
+            length = self._reusable(run, sequence)
             if length > best[1]:
                 best = (sequence, length)
         return best
+
+    def _reusable(self, run: Run, kept: Sequence | Saved) -> int:
+        """How many of the tokens that are kept the run can begin with."""
+        length = min(common(kept.tokens, run.tokens), len(run.tokens) - 1)
+        if length == len(kept.tokens) or self._can_cut(len(kept.tokens)):
+            return length
+        return max(
+            (each.length for each in kept.checkpoints if each.length <= length and each.data is not None), default=0
+        )
+
+    def _can_cut(self, length: int) -> bool:
+        """Whether a sequence of so many tokens can be cut back to any length."""
+        return self.limits.trim or length <= self.limits.window
 
     def _better_soon(self, run: Run, length: int) -> bool:
         """An older run is the best source for this one's beginning, and is still computing it."""
@@ -164,6 +182,7 @@ class Planner:
         return held + len(run.tokens) - shared + _GROWTH * (len(seated) + 1) <= self.capacity
 
     def _seat(self, run: Run, source: Sequence | None, length: int, idle: list[Sequence]) -> None:
+        self._mark(run)
         target = min(idle, key=lambda s: s.used)
         if source in idle and self._take_over(run, source, length):
             target = source
@@ -171,7 +190,7 @@ class Planner:
             # Rounding depends on the cells a sequence is in. A run that begins alone gets the same ones each time.
             self._moves.append(Rewind())
         if target is source:
-            self._truncate(target, length)
+            self._truncate(target, length, run)
         else:
             self._truncate(target, 0)
             if source:
@@ -186,10 +205,11 @@ class Planner:
 
     def _restore(self, run: Run, length: int, idle: list[Sequence]) -> bool:
         """Seats the run on a copy from the archive, where that has more of it than any sequence."""
-        saved, found = self.archive.longest(run.tokens, len(run.tokens) - 1, whole=not self.limits.trim)
+        saved, found = self.archive.longest(lambda saved: self._reusable(run, saved))
         if saved is None or found < length + WORTH_WAITING:
             return False
         size = len(saved.tokens)
+        self._mark(run)
         self.archive.use(saved)
         target = min(idle, key=lambda s: s.used)
         self._truncate(target, 0)
@@ -199,11 +219,12 @@ class Planner:
             return False
         self._moves.append(Restore(target.id, saved, run, run.cached))
         target.tokens.extend(saved.tokens)
+        target.checkpoints.extend(saved.checkpoints)
         target.cells.extend(self.cells.take(size))
+        self._truncate(target, found, run)
         target.run = run
         if run.cached is None:
             run.cached = found
-        self._truncate(target, found)
         self.waiting.remove(run)
         self._touch(target)
         return True
@@ -261,7 +282,7 @@ class Planner:
             room -= len(work.draft)
             yield work
         for sequence in seated:
-            count = min(sequence.pending, budget)
+            count = min(sequence.pending, budget, self._until_mark(sequence))
             if sequence.pending > 1 and count > 0:
                 yield self._work(sequence, count)
                 budget -= count
@@ -275,7 +296,9 @@ class Planner:
         draft = guess(
             run.tokens, self.limits.ngram, min(room, self.limits.draft, run.guess, run.most - len(run.tokens) - 1)
         )
-        return Work(run, sequence.id, start, start + count, last=start + count == len(run.tokens), draft=draft)
+        stop = start + count
+        checkpoint = Checkpoint(stop) if stop in run.marks else None
+        return Work(run, sequence.id, start, stop, stop == len(run.tokens), draft, checkpoint)
 
     # Guesses.
 
@@ -293,26 +316,55 @@ class Planner:
             self._cut(sequence, right)
         self._guessed = []
 
+    # Checkpoints.
+
+    def _mark(self, run: Run) -> None:
+        """Where a later run may part from this one: where others did, and before the last tokens of its prompt.
+
+        Those are the template's, and the next turn of a conversation often has something else in their place.
+        """
+        if self.limits.trim or not self.archive.capacity or run.marks:
+            return
+        parted = max(common(kept.tokens, run.tokens) for kept in (*self.sequences, *self.archive.saved()))
+        end = len(run.tokens) - BEFORE_END
+        run.marks = (parted, end) if WORTH_WAITING <= parted < end else (end,)
+
+    def _until_mark(self, sequence: Sequence) -> int:
+        """How many tokens may be computed before the next checkpoint, or to the end."""
+        start = len(sequence.tokens)
+        marks = sequence.run.marks if sequence.run else ()
+        return next((mark - start for mark in marks if mark > start), sequence.pending)
+
     # Bookkeeping.
 
-    def _truncate(self, sequence: Sequence, length: int) -> None:
+    def _truncate(self, sequence: Sequence, length: int, run: Run | None = None) -> None:
+        """`run` is who wants the first `length` tokens."""
         if length < len(sequence.tokens):
             self._archive(sequence, length)
-            self._cut(sequence, length)
+            self._cut(sequence, length, run)
 
-    def _cut(self, sequence: Sequence, length: int) -> None:
-        if length < len(sequence.tokens):
+    def _cut(self, sequence: Sequence, length: int, run: Run | None = None) -> None:
+        if length >= len(sequence.tokens):
+            return
+        if length == 0 or run is None or self._can_cut(len(sequence.tokens)):
             self._moves.append(Truncate(sequence.id, length))
-            self.cells.release(sequence.cells[length:])
-            del sequence.tokens[length:]
-            del sequence.cells[length:]
+        else:
+            checkpoint = next(each for each in sequence.checkpoints if each.length == length)
+            self.archive.use(checkpoint)
+            self._moves.append(GoBack(sequence.id, checkpoint, run, run.cached))
+        self.cells.release(sequence.cells[length:])
+        del sequence.tokens[length:]
+        del sequence.cells[length:]
+        if sequence.checkpoints:
+            sequence.checkpoints = [each for each in sequence.checkpoints if each.length <= length]
+            self.archive.sweep(each for s in self.sequences for each in s.checkpoints)
 
     def _archive(self, sequence: Sequence, length: int) -> None:
         """Copies kept tokens that go, unless there are few of them or they are elsewhere too."""
         worth = len(sequence.tokens) - length >= WORTH_WAITING and self.archive.capacity
         if sequence.run or not worth or self.archive.holds(sequence.tokens):
             return
-        self._moves.append(Save(sequence.id, self.archive.promise(sequence.tokens)))
+        self._moves.append(Save(sequence.id, self.archive.promise(sequence.tokens, sequence.checkpoints)))
 
     def _touch(self, sequence: Sequence) -> None:
         self._clock += 1

@@ -13,6 +13,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -28,11 +29,20 @@ def common(left: array[int], right: array[int]) -> int:
 
 
 @dataclass(slots=True, eq=False)
+class Checkpoint:
+    """What of a sequence can't be cut back, as it was at `length` tokens. `data` is None until it is copied."""
+
+    length: int
+    data: NDArray[np.uint8] | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Saved:
-    """`data` is None until it is copied."""
+    """All of a sequence. `data` is None until it is copied; `checkpoints` are those that it had."""
 
     tokens: array[int]
     data: NDArray[np.uint8] | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 class Archive:
@@ -41,50 +51,63 @@ class Archive:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.size = 0
-        self._saved: list[Saved] = []
+        self._copies: list[Saved | Checkpoint] = []
         """Longest unused first."""
 
     def __len__(self) -> int:
-        return len(self._saved)
+        return len(self._copies)
 
     def holds(self, tokens: array[int]) -> bool:
-        return any(common(saved.tokens, tokens) == len(tokens) for saved in self._saved)
+        return any(common(saved.tokens, tokens) == len(tokens) for saved in self.saved())
 
-    def promise(self, tokens: array[int]) -> Saved:
+    def promise(self, tokens: array[int], checkpoints: Iterable[Checkpoint] = ()) -> Saved:
         """An entry whose bytes `fill` will bring. It replaces those that are its own beginning."""
-        for other in [each for each in self._saved if common(each.tokens, tokens) == len(each.tokens)]:
+        for other in [each for each in self.saved() if common(each.tokens, tokens) == len(each.tokens)]:
             self.drop(other)
-        saved = Saved(tokens[:])
-        self._saved.append(saved)
+        saved = Saved(tokens[:], checkpoints=tuple(checkpoints))
+        self._copies.append(saved)
         return saved
 
-    def fill(self, saved: Saved, data: NDArray[np.uint8]) -> None:
+    def promise_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """As `promise`; it stays while a sequence or a saved one has it, and `sweep` takes it away."""
+        self._copies.append(checkpoint)
+
+    def sweep(self, held: Iterable[Checkpoint]) -> None:
+        """Drops the checkpoints that are not `held` by a sequence, nor by a saved one."""
+        kept = {id(each) for each in held}.union(id(each) for saved in self.saved() for each in saved.checkpoints)
+        for each in [each for each in self._copies if isinstance(each, Checkpoint) and id(each) not in kept]:
+            self.drop(each)
+
+    def fill(self, copy: Saved | Checkpoint, data: NDArray[np.uint8]) -> None:
         if data.nbytes > self.capacity:
-            self.drop(saved)
-        if saved not in self._saved:
+            self.drop(copy)
+        if copy not in self._copies:
             return
-        filled = (each for each in list(self._saved) if each.data is not None)
+        filled = (each for each in list(self._copies) if each.data is not None)
         while self.size + data.nbytes > self.capacity:
             self.drop(next(filled))
-        saved.data = data
+        copy.data = data
         self.size += data.nbytes
 
-    def drop(self, saved: Saved) -> None:
-        if saved in self._saved:
-            self._saved.remove(saved)
-            self.size -= saved.data.nbytes if saved.data is not None else 0
-        saved.data = None
+    def drop(self, copy: Saved | Checkpoint) -> None:
+        if copy in self._copies:
+            self._copies.remove(copy)
+            self.size -= copy.data.nbytes if copy.data is not None else 0
+        copy.data = None
 
-    def longest(self, tokens: array[int], most: int, *, whole: bool) -> tuple[Saved | None, int]:
-        """The entry with the longest common beginning, `most` tokens of it at most; `whole`: all of the entry."""
+    def longest(self, reuse: Callable[[Saved], int]) -> tuple[Saved | None, int]:
+        """The entry of which most tokens are of use, and how many those are."""
         best: tuple[Saved | None, int] = (None, 0)
-        for saved in self._saved:
-            length = min(common(saved.tokens, tokens), most)
-            if length > best[1] and not (whole and length < len(saved.tokens)):
+        for saved in self.saved():
+            length = reuse(saved)
+            if length > best[1]:
                 best = (saved, length)
         return best
 
-    def use(self, saved: Saved) -> None:
+    def use(self, copy: Saved | Checkpoint) -> None:
         """It was asked for just now."""
-        self._saved.remove(saved)
-        self._saved.append(saved)
+        self._copies.remove(copy)
+        self._copies.append(copy)
+
+    def saved(self) -> list[Saved]:
+        return [each for each in self._copies if isinstance(each, Saved)]

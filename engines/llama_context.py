@@ -85,7 +85,6 @@ class Context:
         params = lib.llama_context_default_params()
         assign(params, settings)
         params.n_seq_max = sequences
-        params.swa_full = True
         # Without a bound the compute buffer holds logits for every token of a batch; only a few are asked for.
         params.n_outputs_max = self.most_outputs = outputs or sequences
         with llama_log.errors_kept() as errors:
@@ -101,7 +100,9 @@ class Context:
         self.batch_size = int(lib.llama_n_batch(handle))
         self.sequence_length = int(lib.llama_n_ctx_seq(handle))
         self.cells = int(lib.llama_n_ctx(handle))
-        self.can_trim = not model.is_recurrent
+        small_window = model.window if not params.swa_full else 0
+        self.can_trim = not model.is_recurrent and not small_window
+        self.window = 0 if model.is_recurrent else small_window
         self.can_share = self.can_trim and bool(params.kv_unified) and model.architecture != "deepseek4"
         # Shifting positions of several parts aborts.
         self._one_position = lib.llama_model_rope_type(model.handle) not in _ROPES_OF_SEVERAL
@@ -143,10 +144,15 @@ class Context:
     def truncate(self, sequence: int, length: int) -> None:
         """Forgets a sequence's positions from `length` on."""
         self._check_sequence(sequence)
-        if length and not self.can_trim:
+        if length and not self.can_trim and not self._is_in_window(sequence, length):
             raise NativeError("this model's memory can't be cut back")
         if not lib.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise NativeError(f"llama.cpp kept what was to be removed from sequence {sequence}")
+
+    def _is_in_window(self, sequence: int, length: int) -> bool:
+        """All that the token at position `length` looks at is there. llama.cpp cuts back without asking that."""
+        first = int(lib.llama_memory_seq_pos_min(self._memory, sequence))
+        return 0 <= first <= max(0, length - self.window) if self.window else False
 
     def share(self, source: int, target: int, length: int) -> None:
         """Makes the first `length` positions of a sequence those of an empty one too."""
@@ -159,8 +165,16 @@ class Context:
     def save(self, sequence: int) -> NDArray[np.uint8]:
         """A copy of all that is computed of a sequence."""
         self._check_sequence(sequence)
-        data = np.empty(lib.llama_state_seq_get_size(self.handle, sequence), np.uint8)
-        if lib.llama_state_seq_get_data(self.handle, _bytes(data), data.size, sequence) != data.size:
+        return self._copy(sequence, lib.LLAMA_STATE_SEQ_FLAGS_NONE)
+
+    def checkpoint(self, sequence: int) -> NDArray[np.uint8]:
+        """A copy of what of a sequence can't be cut back: a recurrent state, a sliding window."""
+        self._check_sequence(sequence)
+        return self._copy(sequence, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+
+    def _copy(self, sequence: int, flags: int) -> NDArray[np.uint8]:
+        data = np.empty(lib.llama_state_seq_get_size_ext(self.handle, sequence, flags), np.uint8)
+        if lib.llama_state_seq_get_data_ext(self.handle, _bytes(data), data.size, sequence, flags) != data.size:
             raise NativeError(f"sequence {sequence} could not be copied")
         return data
 
@@ -168,6 +182,16 @@ class Context:
         """Fills an empty sequence from a copy; False, and it stays empty, where there is no room for it."""
         self._check_sequence(sequence)
         if lib.llama_state_seq_set_data(self.handle, _bytes(data), data.size, sequence) == data.size:
+            return True
+        lib.llama_memory_seq_rm(self._memory, sequence, 0, -1)
+        return False
+
+    def go_back(self, sequence: int, data: NDArray[np.uint8], length: int) -> bool:
+        """Makes a sequence what it was at a checkpoint of `length` tokens; False, and it is empty, where that fails."""
+        self._check_sequence(sequence)
+        flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = lib.llama_state_seq_set_data_ext(self.handle, _bytes(data), data.size, sequence, flags)
+        if size == data.size and lib.llama_memory_seq_rm(self._memory, sequence, length, -1):
             return True
         lib.llama_memory_seq_rm(self._memory, sequence, 0, -1)
         return False

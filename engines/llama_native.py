@@ -127,6 +127,11 @@ class Model:
         return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 
     @property
+    def window(self) -> int:
+        """How many tokens back some of its layers look; 0 where all look at all."""
+        return max(0, int(lib.llama_model_n_swa(self.handle)))
+
+    @property
     def generates_text(self) -> bool:
         return bool(
             lib.llama_model_has_decoder(self.handle)

@@ -95,6 +95,7 @@ OPTIONS: Final[dict[str, Option]] = {
     "n_threads": Option(_whole(1), None, "context", "n_threads"),
     "n_threads_batch": Option(_whole(1), None, "context", "n_threads_batch"),
     "kv_unified": Option(_flag, True, "context", "kv_unified"),
+    "swa_full": Option(_flag, True, "context", "swa_full"),
     "flash_attn": Option(_flash, None, "context", "flash_attn_type"),
     "type_k": Option(_one_of(_CACHE_TYPES), _CACHE_TYPES["f16"], "context", "type_k"),
     "type_v": Option(_one_of(_CACHE_TYPES), _CACHE_TYPES["f16"], "context", "type_v"),

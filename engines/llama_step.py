@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from engines.llama_draft import FIRST
 
 if TYPE_CHECKING:
-    from engines.llama_cache import Saved
+    from engines.llama_cache import Checkpoint, Saved
 
 
 @dataclass(slots=True, eq=False)
 class Run:
     """`order` is its place in the line. `cached` counts the prompt tokens that were there when it was first seated.
 
-    `most` is how many tokens it may come to have, and `guess` how many of its next ones may be guessed.
+    `most` is how many tokens it may come to have, and `guess` how many of its next ones may be guessed. `marks` are
+    the lengths at which a checkpoint is worth its memory.
     """
 
     id: str
@@ -25,17 +26,22 @@ class Run:
     order: int = 0
     cached: int | None = None
     guess: int = FIRST
+    marks: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`cells` are the memory cells of `tokens`; sequences that share a beginning have cells in common."""
+    """`cells` are the memory cells of `tokens`; sequences that share a beginning have cells in common.
+
+    `checkpoints` are shorter lengths that it can go back to, where it can't be cut back to any, shortest first.
+    """
 
     id: int
     tokens: array[int] = field(default_factory=lambda: array("i"))
     cells: list[int] = field(default_factory=list[int])
     run: Run | None = None
     used: int = 0
+    checkpoints: list[Checkpoint] = field(default_factory=list["Checkpoint"])
 
     @property
     def pending(self) -> int:
@@ -80,14 +86,24 @@ class Restore:
     cached: int | None
 
 
-Move = Truncate | Share | Rewind | Save | Restore
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """Make a sequence what it was at a checkpoint, for `run`, whose `cached` was as given before."""
+
+    sequence: int
+    checkpoint: Checkpoint
+    run: Run
+    cached: int | None
+
+
+Move = Truncate | Share | Rewind | Save | Restore | GoBack
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Compute `run.tokens[start:stop]` on `sequence`; `last` when that leaves nothing pending.
 
-    Then `draft`, a guess at what the run goes on with, is computed behind them.
+    Then `draft`, a guess at what the run goes on with, is computed behind them. `checkpoint` is to be taken after it.
     """
 
     run: Run
@@ -96,6 +112,7 @@ class Work:
     stop: int
     last: bool
     draft: array[int]
+    checkpoint: Checkpoint | None = None
 
     @property
     def tokens(self) -> array[int]:
@@ -123,7 +140,8 @@ class Limits:
     """`cells` in all, `batch` tokens per decode, `prompt` of them for prompts, `prompt_beside` when others generate.
 
     `batch` is at least `sequences`, so that all can generate at once.
-    `trim`: a sequence can be cut back. `share`: a sequence can take over another's beginning.
+    `trim`: a sequence can be cut back; else only one of at most `window` tokens, or to a checkpoint.
+    `share`: a sequence can take over another's beginning.
     `draft` tokens are guessed at once at most, from what followed the last `ngram`; 0 where nothing is to be guessed.
     """
 
@@ -133,6 +151,7 @@ class Limits:
     prompt: int
     prompt_beside: int
     trim: bool = True
+    window: int = 0
     share: bool = True
     draft: int = 0
     ngram: int = 1

@@ -24,7 +24,7 @@ from engines.llama_log import log
 from engines.llama_native import Model, NativeError, trim_heap
 from engines.llama_options import Settings, settings_of
 from engines.llama_sampling import Chooser
-from engines.llama_step import Limits, Restore, Rewind, Run, Save, Share, Truncate
+from engines.llama_step import GoBack, Limits, Restore, Rewind, Run, Save, Share, Truncate
 from engines.llama_text import Text
 
 if TYPE_CHECKING:
@@ -223,6 +223,7 @@ class Decoder:
             prompt=prompt,
             prompt_beside=min(settings.prompt_beside, prompt),
             trim=context.can_trim,
+            window=context.window,
             share=context.can_share,
             draft=settings.draft,
             ngram=settings.ngram,
@@ -264,29 +265,40 @@ class Decoder:
         if code != 0:
             raise NativeError(f"llama_decode failed with code {code}")
         self.planner.done(step)
+        for work in step.work:
+            if work.checkpoint:
+                self.planner.archive.fill(work.checkpoint, self._context.checkpoint(work.sequence))
         self._choose([work for work in step.work if work.last])
 
     def _move(self, step: Step) -> bool:
         """False where a copy could not be brought back: then the step is not to be computed."""
-        lost: Restore | None = None
+        lost: dict[int, Restore | GoBack] = {}
         for move in step.moves:
             match move:
                 case Share(source, target, length):
                     self._context.share(source, target, length)
                 case Truncate(sequence, length):
                     # What is lost is empty already, and may be of a kind that can only be emptied.
-                    empty = lost is not None and lost.sequence == sequence
-                    self._context.truncate(sequence, 0 if empty else length)
+                    self._context.truncate(sequence, 0 if sequence in lost else length)
                 case Rewind():
                     self._context.rewind()
                 case Save(sequence, saved):
                     self.planner.archive.fill(saved, self._context.save(sequence))
-                case Restore(sequence, saved):
-                    if saved.data is None or not self._context.restore(sequence, saved.data):
-                        lost = move
-        if lost:
-            self.planner.lost(lost)
-        return lost is None
+                case Restore() | GoBack():
+                    if move.sequence not in lost and not self._bring_back(move):
+                        lost[move.sequence] = move
+        for move in lost.values():
+            self.planner.lost(move)
+        return not lost
+
+    def _bring_back(self, move: Restore | GoBack) -> bool:
+        copy = move.saved if isinstance(move, Restore) else move.checkpoint
+        if copy.data is None:
+            self._context.truncate(move.sequence, 0)
+            return False
+        if isinstance(move, Restore):
+            return self._context.restore(move.sequence, copy.data)
+        return self._context.go_back(move.sequence, copy.data, move.checkpoint.length)
 
     def _fill(self, step: Step) -> None:
         self._batch.clear()

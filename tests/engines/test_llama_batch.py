@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.llama_batch import Planner
-from engines.llama_cache import Archive, common
+from engines.llama_cache import Archive, Checkpoint, Saved, common
 from engines.llama_draft import guess
-from engines.llama_step import Limits, Restore, Rewind, Run, Save, Share, Step, Truncate, Work
+from engines.llama_step import GoBack, Limits, Restore, Rewind, Run, Save, Share, Step, Truncate, Work
 
 
 class Memory:
@@ -23,7 +23,7 @@ class Memory:
         self.held: list[list[tuple[int, object]]] = [[] for _ in range(limits.sequences)]
         self.fails = 0
         """How many of the next copies can't be brought back."""
-        self.lost: Restore | None = None
+        self.lost: dict[int, Restore | GoBack] = {}
 
     @property
     def used(self) -> int:
@@ -31,31 +31,52 @@ class Memory:
 
     def move(self, step: Step, archive: Archive) -> bool:
         """False where a copy could not be brought back."""
-        self.lost = None
+        self.lost = {}
         for move in step.moves:
-            if isinstance(move, Rewind):
+            if isinstance(move, Rewind) or (isinstance(move, GoBack) and move.sequence in self.lost):
                 continue
             if isinstance(move, Save):
-                archive.fill(move.saved, np.array([token for token, _ in self.held[move.sequence]], np.uint8))
-                assert archive.size <= archive.capacity
+                self._copy(move.saved, move.sequence, archive)
             elif isinstance(move, Restore):
                 assert not self.held[move.sequence], "bringing back into a sequence that holds tokens"
                 self.fails -= 1
                 if self.fails >= 0 or move.saved.data is None or self.used + len(move.saved.tokens) > self.cells:
-                    self.lost = move
+                    self.lost[move.sequence] = move
                 else:
                     self.held[move.sequence] = [(token, object()) for token in move.saved.tokens]
+            elif isinstance(move, GoBack):
+                self.fails -= 1
+                if self.fails >= 0 or move.checkpoint.data is None:
+                    self.lost[move.sequence] = move
+                    self.held[move.sequence] = []
+                else:
+                    held, length = self.held[move.sequence], move.checkpoint.length
+                    assert length < len(held)
+                    assert [token for token, _ in held[:length]] == list(move.checkpoint.data), (
+                        "a checkpoint of another"
+                    )
+                    del held[length:]
             elif isinstance(move, Share):
                 assert self.limits.share
                 assert not self.held[move.target], "sharing into a sequence that holds tokens"
                 assert 0 < move.length <= len(self.held[move.source])
                 self.held[move.target] = self.held[move.source][: move.length]
             else:
-                assert move.length == 0 or self.limits.trim
-                lost = self.lost is not None and self.lost.sequence == move.sequence
-                assert lost or move.length < len(self.held[move.sequence])
-                del self.held[move.sequence][move.length :]
-        return self.lost is None
+                held = self.held[move.sequence]
+                assert move.length == 0 or self.limits.trim or len(held) <= self.limits.window
+                assert move.sequence in self.lost or move.length < len(held)
+                del held[move.length :]
+        return not self.lost
+
+    def _copy(self, copy: Saved | Checkpoint, sequence: int, archive: Archive) -> None:
+        archive.fill(copy, np.array([token for token, _ in self.held[sequence]], np.uint8))
+        assert archive.size <= archive.capacity
+
+    def take_checkpoints(self, step: Step, archive: Archive) -> None:
+        for work in step.work:
+            if work.checkpoint:
+                assert work.checkpoint.length == len(self.held[work.sequence])
+                self._copy(work.checkpoint, work.sequence, archive)
 
     def compute(self, step: Step) -> bool:
         tokens = sum(work.size for work in step.work)
@@ -107,8 +128,8 @@ class Bench:
         step = self.planner.plan()
         assert self.planner.cells.used <= self.planner.capacity or not self.planner.seated()
         if not self.memory.move(step, self.planner.archive):
-            assert self.memory.lost
-            self.planner.lost(self.memory.lost)
+            for move in self.memory.lost.values():
+                self.planner.lost(move)
             return step
         if step.full:
             self.full.add(step.full.id)
@@ -119,6 +140,7 @@ class Bench:
             self.planner.refused(step)
             return step
         self.planner.done(step)
+        self.memory.take_checkpoints(step, self.planner.archive)
         assert self.planner.cells.used == self.memory.used
         for work in step.work:
             if work.last:
@@ -453,7 +475,7 @@ ACTIONS = st.lists(
     sequences=st.integers(1, 5),
     cells=st.integers(8, 300),
     shortfall=st.integers(0, 100),
-    kind=st.sampled_from([(True, True), (True, False), (False, False)]),
+    kind=st.sampled_from([(True, True, 0), (True, False, 0), (False, False, 0), (False, False, 30)]),
     archive=st.sampled_from([0, 60, 300]),
     fails=st.integers(0, 3),
     batch=st.integers(5, 40),
@@ -465,14 +487,14 @@ def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
     sequences: int,
     cells: int,
     shortfall: int,
-    kind: tuple[bool, bool],
+    kind: tuple[bool, bool, int],
     archive: int,
     fails: int,
     batch: int,
     draft: int,
     ngram: int,
 ):
-    trim, share = kind
+    trim, share, window = kind
     bench = Bench(
         sequences,
         cells,
@@ -483,6 +505,7 @@ def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
         prompt_beside=max(1, batch // 4),
         trim=trim,
         share=share,
+        window=window,
         draft=draft if trim else 0,
         ngram=ngram,
     )

@@ -27,7 +27,7 @@ def rig() -> Rig:
     return LLAMA
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma3", "mamba"])
+@pytest.fixture(scope="module", params=["qwen3", "gemma3", "mamba", "lfm2"])
 def spec(rig: Rig, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
     folder: Path = tmp_path_factory.mktemp(request.param)
     source = TINY if request.param == "qwen3" else folder / "model.gguf"

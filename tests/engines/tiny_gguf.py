@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,22 @@ _VOCABULARY_KEYS = {
 }
 
 
-def write_model(path: Path, architecture: str) -> None:
+@cache
+def _vocabulary() -> dict[str, Any]:
+    """Reading it takes seconds."""
     import gguf  # noqa: PLC0415 - the tests skip where it is not installed
 
-    writer: Any = gguf.GGUFWriter(path, architecture)
     fields = gguf.GGUFReader(SMOLLM2).fields
+    return {key: fields[key].contents() for key in _VOCABULARY_KEYS}
+
+
+def write_model(path: Path, architecture: str) -> None:
+    import gguf  # noqa: PLC0415 - as above
+
+    writer: Any = gguf.GGUFWriter(path, architecture)
+    vocabulary = _vocabulary()
     for key, method in _VOCABULARY_KEYS.items():
-        getattr(writer, method)(fields[key].contents())
+        getattr(writer, method)(vocabulary[key])
     writer.add_context_length(4096)
     writer.add_embedding_length(_WIDTH)
     writer.add_block_count(_LAYERS)
@@ -40,9 +50,10 @@ def write_model(path: Path, architecture: str) -> None:
     def ones(name: str, size: int = _WIDTH) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
 
-    tensor("token_embd", len(fields["tokenizer.ggml.tokens"].data), _WIDTH)
-    ones("output_norm")
-    {"gemma3": _sliding_window, "mamba": _recurrent}[architecture](writer, tensor, ones, random)
+    tensor("token_embd", len(vocabulary["tokenizer.ggml.tokens"]), _WIDTH)
+    ones("token_embd_norm" if architecture == "lfm2" else "output_norm")
+    layers = {"gemma3": _sliding_window, "mamba": _recurrent, "lfm2": _hybrid}[architecture]
+    layers(writer, tensor, ones, random)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -67,6 +78,34 @@ def _sliding_window(writer: Any, tensor: Any, ones: Any, _random: np.random.Gene
         tensor(f"{block}attn_k", 2 * _HEAD, _WIDTH)
         tensor(f"{block}attn_v", 2 * _HEAD, _WIDTH)
         tensor(f"{block}attn_output", _WIDTH, 4 * _HEAD)
+        tensor(f"{block}ffn_gate", _FORWARD, _WIDTH)
+        tensor(f"{block}ffn_up", _FORWARD, _WIDTH)
+        tensor(f"{block}ffn_down", _WIDTH, _FORWARD)
+
+
+def _hybrid(writer: Any, tensor: Any, ones: Any, _random: np.random.Generator) -> None:
+    """Every other layer looks at all tokens, the others have a state that every token changes."""
+    heads = [0 if layer % 2 == 0 else 2 for layer in range(_LAYERS)]
+    writer.add_head_count(4)
+    writer.add_head_count_kv(heads)
+    writer.add_vocab_size(len(_vocabulary()["tokenizer.ggml.tokens"]))
+    writer.add_shortconv_l_cache(3)
+    writer.add_rope_freq_base(10000.0)
+    for layer, keyed in enumerate(heads):
+        block = f"blk.{layer}."
+        ones(f"{block}attn_norm")
+        ones(f"{block}ffn_norm")
+        if keyed:
+            for name in ("attn_q_norm", "attn_k_norm"):
+                ones(block + name, _HEAD)
+            tensor(f"{block}attn_q", 4 * _HEAD, _WIDTH)
+            tensor(f"{block}attn_k", keyed * _HEAD, _WIDTH)
+            tensor(f"{block}attn_v", keyed * _HEAD, _WIDTH)
+            tensor(f"{block}attn_output", _WIDTH, 4 * _HEAD)
+        else:
+            tensor(f"{block}shortconv.conv", _WIDTH, 3)
+            tensor(f"{block}shortconv.in_proj", 3 * _WIDTH, _WIDTH)
+            tensor(f"{block}shortconv.out_proj", _WIDTH, _WIDTH)
         tensor(f"{block}ffn_gate", _FORWARD, _WIDTH)
         tensor(f"{block}ffn_up", _FORWARD, _WIDTH)
         tensor(f"{block}ffn_down", _WIDTH, _FORWARD)
