@@ -36,11 +36,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A media job that waits, or runs. `memory` in bytes of GPU memory; None wants the whole GPU."""
+    """A media job that waits, or runs. `memory` in bytes of GPU memory; None wants the whole GPU.
+
+    `spare`: the bytes that nobody but the models had when it was granted; what is missing of them since, jobs took.
+    """
 
     lease: str
     memory: int | None
     since: float = 0.0
+    spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,10 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`running` are the media jobs that were granted. `has_gpu`: without one, RAM is what everybody shares."""
+    """`running` are the media jobs that were granted, in that order. `has_gpu`: without one, RAM is what all share.
+
+    `stuck`: what models hold that were given up and have not returned.
+    """
 
     queue: Sequence[Wanted | Job]
     residents: Sequence[Resident]
@@ -75,6 +82,7 @@ class View:
     now: float
     min_residency_s: float = 0.0
     max_wait_s: float = 0.0
+    stuck: Sequence[Need] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
+    """`spare` as in `Job`."""
+
     lease: str
+    spare: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +148,7 @@ def decide(view: View) -> list[Effect]:
         return [*effects, Unload(dismissed.model)]
     pending = [each for each in view.queue if isinstance(each, Job) or _has_a_turn(each, here)]
     if (job := _fits_beside(pending, view)) is not None:
-        return [*effects, Grant(job.lease)]
+        return [*effects, Grant(job.lease, _spare(view))]
     if not pending:
         expired = [Unload(resident.model) for resident in view.residents if _expired(resident, view.now)]
         return [*effects, *_drains(set(), view.residents), *expired[:1]]
@@ -171,8 +182,9 @@ def _serve_job(job: Job, view: View) -> list[Effect]:
         victims = _victims(_as_need(job.memory, view), view)
         if victims is None and view.running:
             return _drains(set(), view.residents)
-    # A job that states more than the device has gets what can be made free, and must see for itself.
-    return _after_making_room(Grant(job.lease), job.since, _others(view) if victims is None else victims, view)
+    if victims is None:  # it states more than the device has: it gets what can be made free, and must see for itself
+        victims = _others(view)
+    return _after_making_room(Grant(job.lease, _spare(view)), job.since, victims, view)
 
 
 def _others(view: View) -> list[Resident]:
@@ -223,9 +235,28 @@ def _as_need(memory: int, view: View) -> Need:
 
 def _free(view: View) -> Need:
     """What is free once the running media jobs have taken what they stated."""
-    stated = sum(job.memory or 0 for job in view.running)
-    left = _less(view.free, _as_need(stated, view))
+    left = _less(view.free, _as_need(_still_to_take(view), view))
     return left if left is not None else Need(ram=0 if not view.has_gpu else view.free.ram, gpu=0)
+
+
+def _spare(view: View) -> int:
+    """Bytes of what all share that are free or the models': it shrinks by what media jobs take, and nothing else."""
+    models = [resident.need for resident in view.residents]
+    return sum(need.gpu if view.has_gpu else need.ram for need in (view.free, *models, *view.stuck))
+
+
+def _still_to_take(view: View) -> int:
+    """Bytes that the running jobs stated and do not have yet: what they have is measured as no longer free.
+
+    Which job took what cannot be measured. So it is reckoned from each job's grant on, for it and those after it, and
+    the highest sum holds: a job that took more than it stated must not use up what a later one still has to take.
+    """
+    now, stated, most = _spare(view), 0, 0
+    for job in reversed(view.running):
+        stated += job.memory or 0
+        taken = max(0, job.spare - now) if job.spare is not None else 0
+        most = max(most, stated - taken)
+    return most
 
 
 def _less(free: Need, need: Need) -> Need | None:

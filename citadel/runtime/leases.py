@@ -27,11 +27,12 @@ class Lease:
     expires_at: float
     granted: asyncio.Future[None]
     granted_at: float | None = None
+    spare: int | None = None
     id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def job(self) -> Job:
-        return Job(self.id, self.memory, self.asked_at)
+        return Job(self.id, self.memory, self.asked_at, self.spare)
 
 
 @dataclass(slots=True)
@@ -69,7 +70,9 @@ class LeaseDesk:
 
     @property
     def running(self) -> list[Lease]:
-        return [lease for lease in self._leases.values() if lease.granted_at is not None]
+        """In the order in which they were granted."""
+        granted = [(lease.granted_at, lease) for lease in self._leases.values() if lease.granted_at is not None]
+        return [lease for _, lease in sorted(granted, key=lambda each: each[0])]
 
     @property
     def open(self) -> int:
@@ -108,10 +111,11 @@ class LeaseDesk:
         position = self._line.index(lease) + ahead
         return LeaseStatus(lease.id, "queued", position, left, max(1, math.ceil(position * self.holds.mean_s)))
 
-    def grant(self, id_: str) -> None:
+    def grant(self, id_: str, spare: int) -> None:
+        """`spare` as in a `Job`."""
         lease, now = self._leases[id_], time.monotonic()
         self._line.remove(lease)
-        lease.granted_at = now
+        lease.granted_at, lease.spare = now, spare
         lease.expires_at = max(lease.expires_at, now + self._expiry_s)
         lease.granted.set_result(None)
 

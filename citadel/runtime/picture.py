@@ -59,6 +59,7 @@ def view(
     free: Need,
     settings: Gpu,
     *,
+    stuck: Sequence[Need],
     working: bool,
 ) -> View:
     return View(
@@ -71,6 +72,7 @@ def view(
         now=time.monotonic(),
         min_residency_s=settings.min_residency_s,
         max_wait_s=settings.max_wait_s,
+        stuck=stuck,
     )
 
 

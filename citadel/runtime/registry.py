@@ -281,14 +281,14 @@ class Registry:
     async def _look(self) -> None:
         """Measure what is free, decide what to do about the whole picture, and begin it."""
         gpu, self._looked_at = self.config.gpu, time.monotonic()
-        booked = [
-            resident.need for resident in picture.residents(self._models.values())
-        ] + self._lifecycle.closer.booked
+        stuck = self._lifecycle.closer.booked
+        booked = [resident.need for resident in picture.residents(self._models.values())] + stuck
         working = bool(self._lifecycle.operations)  # what is measured then may be wrong by the time it has ended
         free = await asyncio.to_thread(memory.free, booked, gpu.ram_limit_gb, gpu.memory_limit_gb)
         self._prune_queue()
         working = working or bool(self._lifecycle.operations)
-        view = picture.view(self._models.values(), self._queue, self.leases, free, self.config.gpu, working=working)
+        seen = self._models.values(), self._queue, self.leases, free, gpu
+        view = picture.view(*seen, stuck=stuck, working=working)
         self._look_again_at = None
         for effect in gpu_queue.decide(view):
             self._perform(effect)
@@ -327,7 +327,7 @@ class Registry:
     def _perform(self, effect: gpu_queue.Effect) -> None:
         if isinstance(effect, gpu_queue.Grant):
             log.info("lease granted", lease=effect.lease)
-            self.leases.grant(effect.lease)
+            self.leases.grant(effect.lease, effect.spare)
             self._wake.set()
             return
         if isinstance(effect, gpu_queue.LookAgain):

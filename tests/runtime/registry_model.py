@@ -186,10 +186,10 @@ class RegistryModel:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Grant(lease=lease):
+            case Grant(lease=lease, spare=spare):
                 (job,) = [each for each in self.queue if isinstance(each, Job) and each.lease == lease]
                 self.queue.remove(job)
-                self.running.append(job)
+                self.running.append(replace(job, spare=spare))
             case LookAgain(at=at):
                 self.look_again_at = at
             case Admit(model=name):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from citadel.engine import Need
 from citadel.runtime.gpu_queue import (
     Admit,
@@ -126,11 +128,11 @@ def test_a_job_that_wants_the_whole_gpu_waits_out_the_models() -> None:
     residents = (resident("idle"), resident("busy", busy=True), resident("pinned", pinned=True))
     assert decide(view(WHOLE, residents=residents)) == [Drain("busy", on=True)]
     assert decide(view(WHOLE, residents=residents[:1])) == [Unload("idle")]
-    assert decide(view(WHOLE, residents=residents[2:])) == [Grant("whole")]
+    assert decide(view(WHOLE, residents=residents[2:])) == [Grant("whole", GB)]
 
 
 def test_with_a_gpu_models_in_ram_are_not_in_its_way() -> None:
-    assert decide(view(WHOLE, residents=(resident("in ram"),), has_gpu=True)) == [Grant("whole")]
+    assert decide(view(WHOLE, residents=(resident("in ram"),), has_gpu=True)) == [Grant("whole", 0)]
 
 
 def test_everybody_waits_for_a_job_that_has_the_whole_gpu() -> None:
@@ -140,7 +142,7 @@ def test_everybody_waits_for_a_job_that_has_the_whole_gpu() -> None:
 
 
 def test_a_job_that_states_its_memory_runs_beside_the_models() -> None:
-    assert decide(view(small(), residents=(resident("a", busy=True),), free=1)) == [Grant("small")]
+    assert decide(view(small(), residents=(resident("a", busy=True),), free=1)) == [Grant("small", 2 * GB)]
 
 
 def test_such_a_job_passes_only_those_whom_it_does_not_delay() -> None:
@@ -148,7 +150,7 @@ def test_such_a_job_passes_only_those_whom_it_does_not_delay() -> None:
     busy = (resident("b", busy=True, draining=True),)
     assert decide(view(waiting, small(), residents=busy, free=2)) == []
     assert decide(view(waiting, small(), residents=busy, free=3)) == [Drain("b", on=False), Load("a")]
-    assert decide(view(waiting, small(), residents=busy, free=4)) == [Grant("small")]
+    assert decide(view(waiting, small(), residents=busy, free=4)) == [Grant("small", 5 * GB)]
     assert decide(view(WHOLE, small(), residents=busy, free=9)) == []
 
 
@@ -157,10 +159,46 @@ def test_what_a_running_job_stated_is_not_free() -> None:
     assert decide(view(wanted("a", 1), free=2, running=(small(),))) == [Load("a")]
 
 
+@pytest.mark.parametrize(
+    ("free", "jobs", "left"),
+    [
+        (9, [(3, 9)], 6),  # it has taken nothing yet
+        (7, [(3, 9)], 6),  # part of it
+        (6, [(3, 9)], 6),  # all of it
+        (4, [(3, 9)], 4),  # more than it stated
+        (10, [(3, 9)], 7),  # something else gave memory back
+        (6, [(3, 9), (2, 6)], 4),  # the first has its memory, the second not yet
+        (4, [(3, 9), (2, 6)], 4),  # both have
+        (7, [(3, 9), (2, 9)], 4),  # one of them has some, whichever it is
+        (4, [(3, 9), (2, 4)], 2),  # the first took more, and none of it from the second
+        (9, [(3, None)], 6),  # what was there when it was granted is not known
+    ],
+)
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_what_a_running_job_has_taken_of_what_it_stated_counts_once(
+    free: int, jobs: list[tuple[int, int | None]], left: int, has_gpu: bool
+) -> None:
+    def of(amount: int) -> Need:
+        return Need(gpu=amount * GB) if has_gpu else Need(ram=amount * GB)
+
+    running = [Job("runs", stated * GB, spare=None if spare is None else spare * GB) for stated, spare in jobs]
+    shared: dict[str, Any] = {"running": running, "has_gpu": has_gpu, "working": False, "now": 100.0}
+    assert decide(View([Wanted("a", of(left))], (), free=of(free), **shared)) == [Load("a")]
+    assert decide(View([Wanted("a", of(left + 1))], (), free=of(free), **shared)) == [LookAgain(105.0)]
+
+
+def test_memory_that_models_give_or_take_is_not_the_jobs() -> None:
+    """Granted beside a model of 1 GB with 4 GB free, of which it took none; a stuck engine still has its memory."""
+    job = Job("runs", 2 * GB, spare=5 * GB)
+    assert decide(view(wanted("a", 3), free=5, running=(job,))) == [Load("a")]
+    assert decide(view(wanted("a", 2), free=4, running=(job,), stuck=(Need(ram=GB),))) == [Load("a")]
+    assert decide(view(wanted("a", 3), free=4, running=(job,), stuck=(Need(ram=GB),))) == [LookAgain(105.0)]
+
+
 def test_a_job_that_states_more_than_is_free_gets_room_made() -> None:
     assert decide(view(small(2), residents=(resident("a"),), free=1)) == [Unload("a")]
     assert decide(view(small(9), residents=(resident("a"),), free=1)) == [Unload("a")]
-    assert decide(view(small(9), free=1)) == [Grant("small")]
+    assert decide(view(small(9), free=1)) == [Grant("small", GB)]
 
 
 def test_a_busy_model_takes_calls_for_its_minimum_residency_unless_somebody_waited_the_maximum() -> None:
@@ -220,7 +258,7 @@ def test_a_job_that_states_more_than_is_there_waits_for_those_that_run() -> None
 
 def test_a_job_passes_only_what_all_fits_beside_it_together() -> None:
     assert decide(view(wanted("a", 3), wanted("b", 3), small(), free=6)) == [Load("a")]
-    assert decide(view(wanted("a", 3), wanted("b", 3), small(), free=7)) == [Grant("small")]
+    assert decide(view(wanted("a", 3), wanted("b", 3), small(), free=7)) == [Grant("small", 7 * GB)]
 
 
 def test_nobody_drains_for_a_load_that_waits_for_a_media_job() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from citadel.engine import Need
 from citadel.metrics import Metrics
 from citadel.runtime import memory
 from citadel.runtime.lifecycle import Lifecycle
@@ -85,6 +86,21 @@ async def test_what_was_measured_during_a_load_is_not_what_is_free_after_it(
         go_on.set()
         await second
         assert server.services.registry.status("a").state == "stopped"
+
+
+async def test_what_a_media_job_has_taken_is_not_kept_for_it_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 GB are free: a job states 2 and takes them, and a model of 1 GB is loaded beside it."""
+    free = 3
+    monkeypatch.setattr(memory, "free", lambda *_: Need(ram=free * memory.GB))
+    async with serving(config(tmp_path, {"a": {"memory_gb": 1}})) as server:
+        registry = server.services.registry
+        job = registry.leases.ask("image", 2 * memory.GB)
+        await registry.leases.wait(job, 20)
+        free = 1
+        await answered(server, "a")
+        registry.leases.release(job)
 
 
 async def test_the_queue_goes_on_after_what_is_free_could_not_be_measured(
