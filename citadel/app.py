@@ -18,6 +18,7 @@ from aiohttp import web
 from citadel.accounts.auth import NewKey
 from citadel.accounts.journal import AsyncStore, utc_now
 from citadel.accounts.quota import Defaults, Ledger
+from citadel.accounts.store import CannotOpen
 from citadel.config import Config, ConfigError
 from citadel.http import (
     openapi,
@@ -82,7 +83,10 @@ def build(services: Services) -> web.Application:
 async def services(config: Config) -> AsyncGenerator[Services]:
     """Everything behind the routes, running; on leaving, engines are closed first and the database last."""
     check_formats(config)
-    store = await asyncio.to_thread(AsyncStore, config.server.data_dir)
+    try:
+        store = await asyncio.to_thread(AsyncStore, config.server.data_dir)
+    except CannotOpen as error:
+        raise CannotServe(str(error)) from None
     metrics = Metrics()
     registry = Registry(config, adapter, metrics, learned=await store.learned_loads(), on_loaded=store.learn_load)
     ledger = Ledger(Defaults(**config.limits.model_dump()), utc_now, store, await store.tally())
@@ -204,8 +208,11 @@ def _told_to_reload(again: Callable[[], Coroutine[Any, Any, None]]) -> Generator
 @contextmanager
 def _only_server(data_dir: Path) -> Generator[None]:
     """Two servers on one data directory would each believe that it owns the GPU and the quotas."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise CannotServe(f"the data directory {data_dir} cannot be used: {error.strerror}") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

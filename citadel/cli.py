@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from citadel.commands.common import EXIT_CODES, STOPPED, USAGE_ERROR, config_of
+from citadel.commands.common import EXIT_CODES, FAILED, STOPPED, USAGE_ERROR, CommandFailed, config_of
 from citadel.config import ConfigError
 
 _MOST: Final = 2**53
@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return USAGE_ERROR
+    except CommandFailed as failed:
+        print(failed, file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return STOPPED
 
@@ -224,6 +227,5 @@ def _serve(options: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(app.serve(config, lambda: config_of(options)))
     except app.CannotServe as error:
-        print(error, file=sys.stderr)
-        return 1
+        raise CommandFailed(str(error)) from None
     return 0

@@ -15,7 +15,7 @@ from docs.tables import FOLDER, filled
 
 ROOT = Path(__file__).parent.parent
 SERVED = tuple(sorted(f"citadel/docs/{path.name}" for path in FOLDER.glob("*.md")))
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md", *SERVED)
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/deploy.md", *SERVED)
 
 
 def page(name: str) -> str:
@@ -59,7 +59,19 @@ def test_every_make_target_of_the_pages_exists() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
 
 
+def test_the_unit_and_the_image_start_the_server_with_options_that_exist() -> None:
+    (unit,) = re.findall(r"^ExecStart=\S+ -m citadel (.*)$", page("deploy/citadel.service"), re.MULTILINE)
+    (image,) = re.findall(r'^ENTRYPOINT \["citadel", (.*)\]$', page("deploy/Dockerfile"), re.MULTILINE)
+    for words in (shlex.split(unit), shlex.split(image.replace(",", " "))):
+        assert parser().parse_args(["serve", *words]).data_dir == Path("/var/lib/citadel")
+
+
 def test_no_page_or_source_names_a_registry_or_this_machine() -> None:
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("citadel/**/*.py"), *ROOT.glob("engines/*.py")]:
+    for path in [
+        file
+        for kind in ("*.md", "*.toml", "docs/*", "deploy/*", "citadel/**/*.py", "engines/*.py")
+        for file in ROOT.glob(kind)
+        if file.is_file()
+    ]:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"pypi\.org|huggingface\.co|download\.pytorch|/work/main|/root/", text), path

@@ -72,13 +72,26 @@ class NotWritten(Exception):
     """The database could not take a change: its disk is full, or somebody holds it locked."""
 
 
+class CannotOpen(Exception):
+    """There is no using this database: it cannot be written, is damaged, or is of a newer Citadel."""
+
+
 class Store:
     def __init__(self, data_dir: Path) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._db = sqlite3.connect(data_dir / "citadel.db", isolation_level=None, check_same_thread=False, timeout=10)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._migrate()
+        """Makes the database where there is none, and brings an older one up to date. Raises CannotOpen."""
+        path = data_dir / "citadel.db"
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        except (OSError, sqlite3.Error) as error:
+            raise CannotOpen(f"{path}: cannot be opened: {error}") from error
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._migrate()
+        except (CannotOpen, sqlite3.Error, NotWritten) as error:
+            self._db.close()
+            raise CannotOpen(f"{path}: cannot be used: {error}") from error
 
     def close(self) -> None:
         self._db.close()
@@ -237,9 +250,7 @@ class Store:
         with self.transaction():
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version > len(MIGRATIONS):
-                raise RuntimeError(
-                    f"the database is of a newer Citadel (version {version}, this one knows {len(MIGRATIONS)})"
-                )
+                raise CannotOpen(f"it is of a newer Citadel (version {version}, this one knows {len(MIGRATIONS)})")
             for number, script in enumerate(MIGRATIONS[version:], version + 1):
                 for statement in filter(str.strip, script.split(";")):
                     self._db.execute(statement)

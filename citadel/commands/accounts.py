@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from citadel.accounts.auth import KeyLimits, NewKey
-from citadel.accounts.store import MEMBER_LIMITS, Store, day_number
+from citadel.accounts.store import MEMBER_LIMITS, CannotOpen, NotWritten, Store, day_number
 from citadel.accounts.views import key_view, member_view
-from citadel.commands.common import data_dir_of, show
+from citadel.commands.common import CommandFailed, data_dir_of, show
 
 
 def create_key(options: argparse.Namespace) -> int:
@@ -77,9 +77,14 @@ def show_usage(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _store(options: argparse.Namespace) -> Generator[Store]:
-    store = Store(data_dir_of(options))
+    try:
+        store = Store(data_dir_of(options))
+    except CannotOpen as error:
+        raise CommandFailed(str(error)) from None
     try:
         yield store
+    except NotWritten as error:
+        raise CommandFailed(f"nothing is changed, the database could not be written: {error}") from None
     finally:
         store.close()
 

@@ -27,6 +27,10 @@ EXIT_CODES: Final[dict[int, str]] = {
 }
 
 
+class CommandFailed(Exception):
+    """A command ends with `FAILED`; the message is the one line that says why."""
+
+
 def config_of(options: argparse.Namespace) -> Config:
     """models.toml, with the command line's options in the place of its own. Raises ConfigError."""
     given = {name: getattr(options, name, None) for name in ("host", "port", "data_dir")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sqlite3
@@ -17,7 +18,7 @@ from citadel.accounts import auth
 from citadel.accounts.auth import Account, KeyLimits, MemberLimits
 from citadel.accounts.journal import AsyncStore
 from citadel.accounts.quota import Settlement
-from citadel.accounts.store import MIGRATIONS, NotWritten, Store, day_number, day_text
+from citadel.accounts.store import MIGRATIONS, CannotOpen, NotWritten, Store, day_number, day_text
 from citadel.errors import InvalidApiKey, MissingApiKey
 from tests.process import ROOT
 
@@ -153,7 +154,7 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     newer = sqlite3.connect(tmp_path / "citadel.db")
     newer.execute("PRAGMA user_version = 99")
     newer.close()
-    with pytest.raises(RuntimeError, match="of a newer Citadel"):
+    with pytest.raises(CannotOpen, match="of a newer Citadel"):
         Store(tmp_path)
 
 
@@ -222,6 +223,28 @@ def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None
     (row,) = Store(tmp_path).usage(0, 99_999)
     assert row["calls"] in (said, said + 1)
     assert row["calls"] == row["prompt_tokens"] == row["completion_tokens"]
+
+
+def test_a_copy_made_while_it_is_in_use_is_whole(tmp_path: Path) -> None:
+    """As docs/deploy.md says to make one."""
+    store = Store(tmp_path)
+    key = store.create_key("ann", frozenset({"llm"}))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    with contextlib.closing(sqlite3.connect(tmp_path / "citadel.db")) as other:
+        other.execute("VACUUM INTO ?", (str(copy / "citadel.db"),))
+    store.create_key("bob", frozenset({"llm"}))
+    restored = Store(copy)
+    assert [row.id for row in restored.list_keys()] == [key.id]
+    restored.close()
+
+
+def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    (tmp_path / "citadel.db").write_bytes(b"no database" * 100)
+    with pytest.raises(CannotOpen, match=r"citadel\.db: cannot be used: file is not a database"):
+        Store(tmp_path)
+    with pytest.raises(CannotOpen, match=r"citadel\.db: cannot be opened"):
+        Store(tmp_path / "citadel.db" / "below")
 
 
 def _write_nowhere(store: Store) -> None:
