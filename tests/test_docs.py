@@ -36,7 +36,7 @@ def test_the_commands_of_all_pages_parse() -> None:
     commands = re.findall(r"^.*python -m citadel((?: .*?)?)(?:#.*)?$", text, re.MULTILINE)
     assert len(commands) >= 10
     for command in commands:
-        words = shlex.split(re.split(r" --(?= |\n|$)", command)[0].partition("`")[0])
+        words = shlex.split(re.split(r" --(?= |$)| \| ", command)[0].partition("`")[0])
         if words[:1] == ["COMMAND"]:
             continue
         parser().parse_args(words if words and not words[0].startswith("-") else ["serve", *words])

@@ -15,6 +15,9 @@ import aiohttp
 from citadel.commands.client import Client, Refused, ask
 from citadel.commands.common import NO_COMMAND, NO_LEASE, USAGE_ERROR
 
+_FIRST_WAIT_S = 5.0
+"""For the answer to the asking itself: long enough for idle models to make room."""
+
 
 def run(options: argparse.Namespace) -> int:
     """The command's exit code, or one of ours where it could not run to its end."""
@@ -51,7 +54,7 @@ async def _run(client: Client, options: argparse.Namespace) -> int:
 @asynccontextmanager
 async def _lease(client: Client, options: argparse.Namespace) -> AsyncGenerator[dict[str, Any] | None]:
     """A granted lease, given back at the end; None if there is none within `--wait`."""
-    asked: dict[str, Any] = {"kind": options.kind}
+    asked: dict[str, Any] = {"kind": options.kind, "wait_s": max(0.0, min(_FIRST_WAIT_S, options.wait))}
     if options.gpu_memory is not None:
         asked["gpu_memory_gb"] = options.gpu_memory
     lease = await _call(client, "POST", "/v1/gpu/leases", asked)
