@@ -182,7 +182,7 @@ class Model(_Table):
     backoff_s: Annotated[tuple[Seconds, Seconds], Field(strict=False)] = (10, 300)
     """After a failed start: the first wait, and the longest."""
     reasoning_budget: Count | None = None
-    """Accepted, and without effect so far."""
+    """Tokens that the model may think for; then its reasoning is closed, and it has to answer."""
     sampling: SamplingDefaults = SamplingDefaults()
     """What a request that says nothing gets."""
     vllm: dict[str, Any] | None = None

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import structlog
 
+from citadel import reasoning
 from citadel.accounts.auth import Account
 from citadel.accounts.quota import Ledger, Reservation
 from citadel.aio import merge
@@ -178,7 +179,12 @@ class Pipeline:
             Job(f"{call.id}-{choice}", prompt.token_ids, _seeded(sampling, choice), prompt.grammar)
             for choice in range(request.n)
         ]
-        choices = [_read(index, readers[index], engine.generate(job)) for index, job in enumerate(jobs)]
+        budget = self._budget(request, settings, prompt)
+        outputs = [
+            engine.generate(job) if budget is None else reasoning.bounded(engine, job, reader, budget)
+            for job, reader in zip(jobs, readers, strict=True)
+        ]
+        choices = [_read(index, readers[index], output) for index, output in enumerate(outputs)]
         usage, started = Usage(prompt=len(prompt.token_ids)), False
         self._registry.listen(ticket, len(prompt.token_ids))
         async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as answer:
@@ -194,6 +200,18 @@ class Pipeline:
         for complaint in (each for reader in readers for each in reader.complaints):
             log.warning("unreadable output", model=request.model, why=complaint)
         yield Done(usage)
+
+    def _budget(self, request: ChatRequest, settings: Model, prompt: Prompt) -> reasoning.Budget | None:
+        """The bound on the reasoning, where the model's owner has set one and its output is read for reasoning."""
+        fmt = prompt.reading.format
+        if settings.reasoning_budget is None or not fmt.thinking:
+            return None
+        answering = replace(prompt, reading=replace(prompt.reading, in_reasoning=False), thinking=())
+
+        async def grammar() -> str | None:
+            return await self._grammar(request, answering, prompt.tokenizer)
+
+        return reasoning.Budget(settings.reasoning_budget, fmt, prompt.tokenizer, grammar)
 
 
 def _sampling(request: ChatRequest, settings: Model, info: EngineInfo, prompt_tokens: int) -> Sampling:

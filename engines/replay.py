@@ -3,6 +3,7 @@
 The model's `source` is a JSONL script. Each line has `pieces` (a list of strings, each delivered as one piece and
 counted as one token) and may have
 - `when`: a substring of the last user message; the first line that fits is played, one without `when` fits all;
+- `behind`: how the prompt must end for the line to fit, for a job that goes on with an output;
 - `delay_ms`: the time before each piece;
 - `reasoning_open`: the output starts inside reasoning, as after a template that opens the block itself;
 - `finish`: `stop` (the default) or `length`;
@@ -42,6 +43,7 @@ class _Line(BaseModel):
 
     pieces: tuple[str, ...]
     when: str | None = None
+    behind: str = ""
     delay_ms: float = Field(default=0, ge=0)
     reasoning_open: bool = False
     finish: EngineFinish = "stop"
@@ -143,7 +145,7 @@ class ReplayEngine:
         prompt = "".join(map(chr, job.prompt))
         last_user = prompt.rpartition("<|user|>")[2].partition("<|end|>")[0] if "<|user|>" in prompt else prompt
         for line in self._lines:
-            if line.when is None or line.when in last_user:
+            if (line.when is None or line.when in last_user) and prompt.endswith(line.behind):
                 return line
         raise BadRequest("The replay script has no line for this message", param="messages")
 
@@ -194,7 +196,7 @@ def _template(lines: Sequence[_Line]) -> str:
     """A chat template that opens the reasoning block for exactly the messages whose line says so."""
     think = "".join(
         f"{{%- {'elif' if index else 'if'} {_fits(line)} -%}}" + ("<think>\\n" if line.reasoning_open else "")
-        for index, line in enumerate(lines)
+        for index, line in enumerate(line for line in lines if not line.behind)
     )
     return _TEMPLATE.replace("__THINK__", think.replace("\\n", "{{ '\\n' }}") + "{%- endif -%}")
 

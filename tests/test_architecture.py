@@ -20,6 +20,7 @@ RANKS = {
     "citadel.wire": 4,
     "citadel.accounts": 4,
     "citadel.runtime": 4,
+    "citadel.reasoning": 5,
     "citadel.pipeline": 5,
     "citadel.http": 6,
     "citadel.app": 7,

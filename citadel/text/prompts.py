@@ -27,8 +27,11 @@ _AS_IT_IS: Final = Format("raw", ())
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """`tokenizer` is the one that made it."""
+
     token_ids: list[int]
     reading: Reading
+    tokenizer: Tokenizer
     thinking: tuple[Thinking, ...]
     """With which markers the model may open reasoning by itself."""
     grammar: str | None = None
@@ -50,7 +53,7 @@ def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, 
         reasoning_end_ids=_single_tokens(tokenizer, [each.close for each in fmt.thinking]),
         new_id=lambda: tool_call_id(fmt.id_style, secrets.randbits(64)),
     )
-    return Prompt(tokenizer.encode(text), reading, _opens_itself(fmt, source, tokenizer, thinks=thinks))
+    return Prompt(tokenizer.encode(text), reading, tokenizer, _opens_itself(fmt, source, tokenizer, thinks=thinks))
 
 
 def _raw(request: ChatRequest, prompt: str | tuple[int, ...], tokenizer: Tokenizer) -> Prompt:
@@ -63,7 +66,7 @@ def _raw(request: ChatRequest, prompt: str | tuple[int, ...], tokenizer: Tokeniz
         reasoning_end_ids=frozenset(),
         new_id=str,
     )
-    return Prompt(tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt), reading, ())
+    return Prompt(tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt), reading, tokenizer, ())
 
 
 def _opens_itself(fmt: Format, source: str, tokenizer: Tokenizer, *, thinks: bool) -> tuple[Thinking, ...]:

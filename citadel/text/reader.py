@@ -59,6 +59,10 @@ class Reader:
     def complaints(self) -> Sequence[str]:
         return self._machine.complaints
 
+    @property
+    def in_reasoning(self) -> bool:
+        return self._machine.in_reasoning
+
     def feed(self, piece: Piece) -> list[TextEvent]:
         """Events of this piece; the last ever is `Finished`."""
         was_reasoning = self._machine.in_reasoning
