@@ -87,9 +87,10 @@ class Hyperqwen:
             progress(1.0)
             return built.engine()
         except BaseException as error:
+            reason = built.parts.processes.last_error() if isinstance(error, Exception) else None
             await _to_the_end(built.parts.take_down())
             if isinstance(error, Exception):
-                raise LlmUnavailable(spec.model, "it started, and then did not answer") from error
+                raise LlmUnavailable(spec.model, f"it started, and then failed: {reason or _said(error)}") from error
             raise
 
 
@@ -193,6 +194,10 @@ async def _to_the_end(work: Coroutine[None, None, None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task})
     task.result()
+
+
+def _said(error: Exception) -> str:
+    return "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
 def _unheard(_fraction: float) -> None:

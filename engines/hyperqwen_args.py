@@ -69,6 +69,35 @@ def world_size(spec: EngineSpec) -> int:
     return workers
 
 
+def check_workers(spec: EngineSpec, platform: Platform, heads: int, layers: int, gpus: int) -> None:
+    """`LlmUnavailable` for what vLLM or the platform would refuse when the load has begun; 0 heads: unknown, as layers.
+
+    What it takes to spread a model: each worker has whole heads and whole layers, and a GPU of its own unless Ray, or
+    other machines (`nnodes`), have them.
+    """
+    workers = world_size(spec)
+    tensor, pipeline = (spec.options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
+    ray = spec.options.get("distributed_executor_backend") == "ray"
+    elsewhere = ray or spec.options.get("nnodes", 1) > 1
+    refused = {
+        "vLLM has no Ray on a CPU; without distributed_executor_backend it starts the workers itself": (
+            ray and platform == "cpu"
+        ),
+        "vLLM has no sleep mode on a CPU; leave enable_sleep_mode out": (
+            bool(spec.options.get("enable_sleep_mode")) and platform == "cpu"
+        ),
+        f"its {heads} attention heads can't be shared equally by tensor_parallel_size = {tensor}": (
+            heads > 0 and heads % tensor != 0
+        ),
+        f"its {layers} layers are fewer than pipeline_parallel_size = {pipeline}": 0 < layers < pipeline,
+        f"it is spread over {workers} GPUs and this box has {gpus}; Ray has those of others "
+        '(distributed_executor_backend = "ray")': platform == "gpu" and not elsewhere and workers > max(1, gpus),
+    }
+    for reason, applies in refused.items():
+        if applies:
+            raise LlmUnavailable(spec.model, reason)
+
+
 def make_plan(
     spec: EngineSpec,
     checkpoint: Path,

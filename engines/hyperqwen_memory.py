@@ -20,13 +20,17 @@ from citadel.errors import LlmUnavailable
 from engines.gguf_header import GgufHeader, NotGguf, read_header
 from engines.gguf_weights import checkpoint_folder, is_ready
 from engines.hf_tokenizer import context_length, read_json
-from engines.hyperqwen_args import Platform, world_size
+from engines.hyperqwen_args import Platform, check_workers, world_size
 
 _CPU_OVERHEAD: Final = 1_500_000_000
 """RAM of the engine's process beside weights and cache (0.9 GB), and of vLLM's and torch's code in ours (0.6 GB)."""
 
+_CPU_WORKER: Final = 900_000_000
+"""RAM of each worker's process, where there are several: then none is in the engine's."""
+
 _GPU_OVERHEAD: Final = 3_000_000_000
-"""GPU memory for the CUDA context, activations and captured graphs. Not measured here: an owner's figure wins."""
+"""GPU memory of each worker for the CUDA context, activations and captured graphs. Not measured here: an owner's
+figure wins."""
 
 _GPU_HOST_OVERHEAD: Final = 4_000_000_000
 """RAM of an engine whose weights are on a GPU."""
@@ -43,11 +47,16 @@ _SHORT_JOBS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's measures: bytes of its weights, bytes of cache for each token, tokens it was made for."""
+    """A model's measures: bytes of its weights, bytes of cache for each token, tokens it was made for.
+
+    `heads` of attention and `layers` are 0 where the files do not say.
+    """
 
     weights: int
     token_bytes: int
     context_length: int | None
+    heads: int = 0
+    layers: int = 0
 
 
 def platform() -> Platform:
@@ -83,15 +92,19 @@ def shape(spec: EngineSpec) -> Shape:
     if weights == 0:
         raise LlmUnavailable(spec.model, f"{source} has no safetensors files")
     config = read_json(source / "config.json")
-    return Shape(weights, _token_bytes(config), context_length(config))
+    return Shape(weights, _token_bytes(config), context_length(config), *_heads_and_layers(config))
 
 
 def need(spec: EngineSpec, where: Platform) -> Need:
-    """The owner's figure, else the sum of weights, cache and what vLLM itself takes."""
+    """The owner's figure, else the sum of weights, cache and what vLLM itself takes.
+
+    `LlmUnavailable` for a model that can't be run as its options ask: so it is refused before a load.
+    """
+    measures = shape(spec)
+    check_workers(spec, where, measures.heads, measures.layers, _gpus() if where == "gpu" else 0)
     total = spec.memory_bytes
     if total is None:
-        measures = shape(spec)
-        total = measures.weights + _wanted_kv(spec, measures) + _overhead(where)
+        total = measures.weights + _wanted_kv(spec, measures) + _overhead(where, world_size(spec))
     return Need(ram=_GPU_HOST_OVERHEAD, gpu=total) if where == "gpu" else Need(ram=total)
 
 
@@ -100,18 +113,21 @@ def kv_bytes(spec: EngineSpec, where: Platform) -> int:
     measures = shape(spec)
     total = _wanted_kv(spec, measures)
     if spec.memory_bytes is not None:
-        total = spec.memory_bytes - measures.weights - _overhead(where)
+        vllm = _overhead(where, world_size(spec))
+        total = spec.memory_bytes - measures.weights - vllm
         if total <= 0:
             raise LlmUnavailable(
                 spec.model,
                 f"it may use {spec.memory_bytes / 1e9:.2f} GB; its weights take {measures.weights / 1e9:.2f} and vLLM "
-                f"itself {_overhead(where) / 1e9:.2f}, which leaves nothing for the cache",
+                f"itself {vllm / 1e9:.2f}, which leaves nothing for the cache",
             )
     return total // world_size(spec)
 
 
-def _overhead(where: Platform) -> int:
-    return _GPU_OVERHEAD if where == "gpu" else _CPU_OVERHEAD
+def _overhead(where: Platform, workers: int) -> int:
+    if where == "gpu":
+        return _GPU_OVERHEAD * workers
+    return _CPU_OVERHEAD + (_CPU_WORKER * workers if workers > 1 else 0)
 
 
 def _wanted_kv(spec: EngineSpec, measures: Shape) -> int:
@@ -123,14 +139,20 @@ def _wanted_kv(spec: EngineSpec, measures: Shape) -> int:
     return (-(-tokens // _BLOCK) + 1) * _BLOCK * measures.token_bytes
 
 
+def _heads_and_layers(config: Mapping[str, Any]) -> tuple[int, int]:
+    text: Mapping[str, Any] = {**config, **(config.get("text_config") or {})}
+    heads = text.get("num_attention_heads") or text.get("n_head") or 0
+    return int(heads), int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
+
+
 def _token_bytes(config: Mapping[str, Any]) -> int:
     """Bytes that one token takes in the cache, in every layer; as if each layer attended to all tokens."""
     text: Mapping[str, Any] = {**config, **(config.get("text_config") or {})}
-    layers = int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
+    heads, layers = _heads_and_layers(config)
+    heads = heads or 1
     width = 4 if text.get("dtype", text.get("torch_dtype")) == "float32" else 2
     if latent := text.get("kv_lora_rank"):
         return layers * (int(latent) + int(text.get("qk_rope_head_dim", 0))) * width
-    heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
     kv_heads = int(text.get("num_key_value_heads") or heads)
     head_dim = int(text.get("head_dim") or int(text.get("hidden_size") or text.get("n_embd") or 0) // heads)
     return layers * 2 * kv_heads * head_dim * width
@@ -141,7 +163,8 @@ def _gguf_shape(spec: EngineSpec) -> Shape:
         header = read_header(spec.source)
     except (NotGguf, OSError) as error:
         raise LlmUnavailable(spec.model, str(error)) from error
-    return Shape(2 * header.parameters, _token_bytes(_gguf_config(header)), header.of_model("context_length"))
+    config, context = _gguf_config(header), header.of_model("context_length")
+    return Shape(2 * header.parameters, _token_bytes(config), context, *_heads_and_layers(config))
 
 
 def _gguf_config(header: GgufHeader) -> dict[str, Any]:

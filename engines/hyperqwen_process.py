@@ -1,7 +1,8 @@
 """vLLM's processes as seen from ours: which they are, why they ended, and that none is left.
 
-vLLM ends its processes with SIGKILL after a grace period, and leaves two things to others: its workers, where the
-engine's process was killed before it could end them, and the named semaphores of the killed. Both are seen to here.
+vLLM ends its processes with SIGKILL after a grace period, and leaves three things to others: its workers, where the
+engine's process was killed before it could end them, and the named semaphores and the shared memory of the killed. All
+are seen to here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _SEM_UNLINK: Final[Callable[[str], None]] = import_module("_multiprocessing").se
 
 _LOG_TAIL: Final = 64 << 10
 _RAISED: Final = re.compile(r"(?m)^(?:[\w.]+\.)?(\w*(?:Error|Exception)\b.*)$")
-_SEMAPHORES: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps them, not a place for files of ours
+_SHARED: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps semaphores and shared memory, no place of ours
+_PYTHONS, _VLLMS = "psm_", "vllm_dist_"
+"""How the names of shared memory begin that Python made, for vLLM's queues, and vLLM itself, between its workers."""
 
 
 class Processes:
@@ -46,6 +49,7 @@ class Processes:
         self._workers: dict[int, psutil.Process] = {}
         self._monitors: list[threading.Thread] = []
         self._semaphores: set[str] = set()
+        self._memory: set[str] = set()
         self._settled = False
 
     def settle(self) -> None:
@@ -62,7 +66,9 @@ class Processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 for worker in psutil.Process(pid).children(recursive=True):
                     self._workers.setdefault(worker.pid, worker)
-        self._semaphores |= _semaphores_of(self.pids)
+        mapped = [mapping for pid in self.pids for mapping in _shared_by(pid)]
+        self._semaphores |= _semaphores({inode for name, inode in mapped if name.startswith("sem.")})
+        self._memory |= {name for name, _inode in mapped if name.startswith((_PYTHONS, _VLLMS))}
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -94,6 +100,11 @@ class Processes:
             with contextlib.suppress(FileNotFoundError):
                 _SEM_UNLINK(name)
                 resource_tracker.unregister(name, "semaphore")
+        for name in self._memory:
+            with contextlib.suppress(FileNotFoundError):
+                (_SHARED / name).unlink()
+                if name.startswith(_PYTHONS):
+                    resource_tracker.unregister(f"/{name}", "shared_memory")
 
     def obituary(self) -> str:
         """Why the engine ended: the signal that ended it, else the last error it logged. Blocks."""
@@ -126,12 +137,18 @@ def _monitors() -> dict[int, threading.Thread]:
     return {thread.ident: thread for thread in threads if thread.ident is not None and thread.name == _MONITOR}
 
 
-def _semaphores_of(pids: tuple[int, ...]) -> set[str]:
-    """Names of the semaphores that the processes hold. A semaphore is made in a file of one name that is then linked
-    to its own, and the mapping still shows the first: what the two have in common is the inode."""
-    held: set[int] = set()
-    for pid in pids:
-        with contextlib.suppress(OSError), Path(f"/proc/{pid}/maps").open(encoding="utf-8") as maps:
-            held |= {int(line.split()[4]) for line in maps if f"{_SEMAPHORES}/sem." in line}
-    files = _SEMAPHORES.glob("sem.mp-*") if held else ()
-    return {f"/{file.name.removeprefix('sem.')}" for file in files if file.stat().st_ino in held}
+def _shared_by(pid: int) -> list[tuple[str, int]]:
+    """Names and inodes of what the process has mapped of the shared memory; none of one that has ended."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    lines = (line.split(maxsplit=5) for line in maps.splitlines() if f" {_SHARED}/" in line)
+    return [(parts[5].removeprefix(f"{_SHARED}/").removesuffix(" (deleted)"), int(parts[4])) for parts in lines]
+
+
+def _semaphores(inodes: set[int]) -> set[str]:
+    """Names of the semaphores. Each is made in a file of one name that is then linked to its own, and the mapping
+    still shows the first: what the two have in common is the inode."""
+    files = _SHARED.glob("sem.mp-*") if inodes else ()
+    return {f"/{file.name.removeprefix('sem.')}" for file in files if file.stat().st_ino in inodes}

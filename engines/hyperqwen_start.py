@@ -67,6 +67,10 @@ class Built:
         """
         llm = self.parts.llm
         await llm.get_supported_tasks()
+        if llm.vllm_config.parallel_config.pipeline_parallel_size > 1:
+            # What a stage is handed by the one before goes into a buffer that only a pass without a job makes: vLLM's
+            # warm-up has one, and is left out where nothing is compiled.
+            await llm.collective_rpc("execute_dummy_batch")
         prompt = tokens_input([0] * min(_FIRST_TOKENS, self.limits.context_length - 1))
         async with aclosing(llm.generate(prompt, SamplingParams(max_tokens=1), "first")) as answer:
             async for _output in answer:

@@ -16,7 +16,7 @@ from citadel.engine import EngineSpec, Need
 from citadel.errors import LlmUnavailable
 from engines import hyperqwen_memory as memory
 from engines.gguf_header import NotGguf, read_header
-from engines.hyperqwen_args import check_options, make_plan
+from engines.hyperqwen_args import check_options, check_workers, make_plan
 
 GB = 10**9
 CONFIG = {
@@ -134,6 +134,46 @@ def test_a_number_of_workers_is_a_positive_integer(size: Any):
     assert "tensor_parallel_size" in caught.value.fields["reason"]
 
 
+@pytest.mark.parametrize(
+    ("platform", "gpus", "options", "said"),
+    [
+        ("cpu", 0, {"distributed_executor_backend": "ray"}, "no Ray on a CPU"),
+        ("cpu", 0, {"enable_sleep_mode": True}, "no sleep mode on a CPU"),
+        ("cpu", 0, {"tensor_parallel_size": 3}, "its 8 attention heads can't be shared equally by"),
+        ("cpu", 0, {"pipeline_parallel_size": 11}, "its 10 layers are fewer than pipeline_parallel_size = 11"),
+        ("gpu", 2, {"tensor_parallel_size": 4}, "spread over 4 GPUs and this box has 2"),
+        ("gpu", 2, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "spread over 4 GPUs and this box has 2"),
+    ],
+)
+def test_workers_that_cannot_be_had_are_refused_before_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: Any, gpus: int, options: dict[str, Any], said: str
+):
+    monkeypatch.setattr(memory, "_gpus", lambda: gpus)
+    source = checkpoint(tmp_path / "m", CONFIG)
+    with pytest.raises(LlmUnavailable) as caught:
+        memory.need(spec(source, **options), platform)
+    assert said in caught.value.fields["reason"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "options"),
+    [
+        ("cpu", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}),
+        ("gpu", {"tensor_parallel_size": 2}),
+        ("gpu", {"tensor_parallel_size": 8, "distributed_executor_backend": "ray"}),
+        ("gpu", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "nnodes": 2}),
+        ("gpu", {"enable_sleep_mode": True}),
+    ],
+)
+def test_workers_that_can_be_had_are_not(platform: Any, options: dict[str, Any]):
+    check_workers(spec(**options), platform, heads=8, layers=10, gpus=2)
+
+
+def test_what_spreads_a_model_reaches_vllm_as_it_is():
+    options = {"tensor_parallel_size": 8, "distributed_executor_backend": "ray", "nnodes": 2}
+    assert plan("gpu", **options).arguments.items() >= options.items()
+
+
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_vllm_tells_nobody_and_never_forks(platform: str):
     environment = plan(platform).environment
@@ -182,6 +222,12 @@ def test_a_figure_that_leaves_no_cache_is_refused_with_the_numbers(tmp_path: Pat
         memory.kv_bytes(EngineSpec("m", source, "batch", 4, 1024, 1 * GB, tmp_path), "cpu")
     assert "it may use 1.00 GB" in caught.value.fields["reason"]
     assert "vLLM itself 1.50" in caught.value.fields["reason"]
+
+
+def test_a_worker_with_a_process_of_its_own_takes_more(tmp_path: Path):
+    source = checkpoint(tmp_path / "m", CONFIG)
+    alone, two = (memory.need(spec(source, tensor_parallel_size=size), "cpu").ram for size in (1, 2))
+    assert two - alone == 2 * 0.9 * GB
 
 
 def test_the_cache_is_shared_out_among_the_workers(tmp_path: Path):

@@ -6,7 +6,9 @@ import multiprocessing
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 from engines.hyperqwen_process import Processes
@@ -43,3 +45,29 @@ def test_a_start_that_is_killed_takes_all_with_it_that_has_started(tmp_path: Pat
     with engine_process() as engine:
         processes.clear()
         assert not engine.is_alive()
+
+
+def hold_memory(told: Connection) -> None:
+    memory = SharedMemory(create=True, size=64)
+    told.send(memory.name)
+    signal.pause()
+
+
+def test_shared_memory_of_the_killed_is_removed_with_them_and_no_other(tmp_path: Path):
+    ours = SharedMemory(create=True, size=64)
+    processes = Processes(tmp_path / "log")
+    hears, told = multiprocessing.Pipe()
+    engine = multiprocessing.get_context("spawn").Process(target=hold_memory, args=(told,), name="EngineCore")
+    engine.start()
+    try:
+        name = hears.recv()
+        assert Path("/dev/shm", name).exists()
+        processes.settle()
+        processes.clear()
+        assert not Path("/dev/shm", name).exists()
+        assert Path("/dev/shm", ours.name).exists()
+    finally:
+        engine.kill()
+        engine.join()
+        ours.close()
+        ours.unlink()
