@@ -16,6 +16,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -43,25 +44,24 @@ def split_cores(server: servers.Server, client: Client) -> None:
 
 def pieces(full: bool) -> dict[str, Any]:
     count, rounds = (2000, 9) if full else (500, 3)
-    with tempfile.TemporaryDirectory() as place:
-        with Client() as client, servers.citadel(replay(count, Path(place))) as server:
-            split_cores(server, client)
-            takes = ceiling(client)
-            client.run(server.target, [works.chat("warm", 100)] * STREAMS, streams=STREAMS)
-            costs, rates, busy = list[float](), list[float](), list[float]()
-            for _ in range(rounds):
-                before = server.cpu_s()
-                run = client.run(server.target, [works.chat("go", count)] * STREAMS, streams=STREAMS)
-                assert not failures(run.answers), failures(run.answers)
-                assert run.pieces == STREAMS * count
-                costs.append((server.cpu_s() - before) / run.pieces * 1e6)
-                rates.append(run.pieces / run.wall_s)
-                busy.append(run.busy)
-            first = [
-                answer.ttft * 1000
-                for _ in range(200)
-                for answer in client.run(server.target, [works.chat("one", 1)], streams=1).answers
-            ]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        client = stack.enter_context(Client())
+        server = stack.enter_context(servers.citadel(replay(count, folder)))
+        split_cores(server, client)
+        takes = ceiling(client)
+        client.run(server.target, [works.chat("warm", 100)] * STREAMS, streams=STREAMS)
+        costs, rates, busy = list[float](), list[float](), list[float]()
+        for _ in range(rounds):
+            before = server.cpu_s()
+            run = client.run(server.target, [works.chat("go", count)] * STREAMS, streams=STREAMS)
+            assert not failures(run.answers), failures(run.answers)
+            assert run.pieces == STREAMS * count
+            costs.append((server.cpu_s() - before) / run.pieces * 1e6)
+            rates.append(run.pieces / run.wall_s)
+            busy.append(run.busy)
+        one = client.run(server.target, [works.chat("one", 1)] * 200, streams=1)
+        first = [answer.ttft * 1000 for answer in one.answers]
     return {
         "cpu_us_per_piece": [round(cost, 2) for cost in costs],
         "pieces_s_per_core": round(1e6 / median(costs)),

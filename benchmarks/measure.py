@@ -73,7 +73,9 @@ class Ratio:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Ratio:
+def ratio_of_medians(
+    ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Ratio:
     """Both hold a figure for each round; a round's two were taken one after the other, so they are drawn together."""
     rounds = list(zip(ours, theirs, strict=True))
     dice = random.Random(seed)
@@ -81,7 +83,7 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float], *, seed: in
     def ratio(of: Sequence[tuple[float, float]]) -> float:
         return statistics.median(a for a, _ in of) / statistics.median(b for _, b in of)
 
-    drawn = sorted(ratio(dice.choices(rounds, k=len(rounds))) for _ in range(RESAMPLES))
+    drawn = sorted(ratio(dice.choices(rounds, k=len(rounds))) for _ in range(resamples))
     return Ratio(ratio(rounds), percentile(drawn, 0.025), percentile(drawn, 0.975))
 
 
