@@ -30,7 +30,12 @@ check: .venv/.installed-dev
 docs: .venv/.installed-dev
 	$(BIN)/python -m docs.tables
 
-bench: .venv/.installed-dev
+# The short sizes. What needs a server that is not of this project is left out: see benchmarks/README.md.
+bench: .venv/.installed-bench
+	$(BIN)/python -m benchmarks.bench_overhead
+	$(BIN)/python -m benchmarks.bench_engine
+	$(BIN)/python -m benchmarks.bench_serve
+	$(BIN)/python -m benchmarks.bench_peers --works vllm
 	$(BIN)/python benchmarks/bench_models_route.py
 	$(BIN)/python benchmarks/bench_parsers.py
 	$(BIN)/python benchmarks/sim_queue.py
@@ -53,6 +58,11 @@ soak: .venv/.installed-dev
 	$(BIN)/python -m pip install --progress-bar off --quiet --target .venv/openai-2 "openai==2.28.0"
 	@echo "== fetching the chat templates of published models, which llama-cpp-python's source package carries"
 	$(BIN)/python tests/fixtures/fetch_templates.py
+	@touch $@
+
+.venv/.installed-bench: .venv/.installed-dev
+	@echo "== installing what the benchmarks draw with"
+	$(BIN)/python -m pip install --progress-bar off -e ".[bench]"
 	@touch $@
 
 clean:
