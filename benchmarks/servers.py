@@ -35,7 +35,7 @@ from benchmarks.report import plain
 from citadel.engine import EngineSpec
 from engines.gguf_weights import ensure_checkpoint
 from engines.hyperqwen_args import Plan, make_plan
-from engines.hyperqwen_memory import kv_bytes
+from engines.hyperqwen_memory import kv_bytes, physical_cores
 from engines.llama_native import built_with_amx
 from tests.process import Process
 
@@ -72,7 +72,7 @@ def vllm_plan() -> tuple[EngineSpec, Path, Plan]:
     """How the adapter would start vLLM for `vllm_model`: what every other user of vLLM here is given, too."""
     spec = EngineSpec("smollm2", gguf(), "batch", VLLM_SLOTS, CONTEXT, None, CACHE / "checkpoints")
     checkpoint = ensure_checkpoint(spec.source, spec.cache_dir, lambda _done: None)
-    cores = sorted(os.sched_getaffinity(0))
+    cores = physical_cores(os.sched_getaffinity(0))
     return spec, checkpoint, make_plan(spec, checkpoint, "cpu", CONTEXT, kv_bytes(spec, "cpu"), cores, os.environ)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from engines.hyperqwen_engine import VllmEngine
     from engines.hyperqwen_start import Built
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("citadel.hyperqwen")
 
 _STARTING: Final = threading.Lock()
 """One engine is started at a time: starting reads and writes the process's environment."""
@@ -138,7 +138,7 @@ class _Load:
         where = hyperqwen_memory.platform()
         kv_bytes = hyperqwen_memory.kv_bytes(spec, where)
         context = spec.context_length or context_length(read_json(checkpoint / "config.json"))
-        cores = sorted(os.sched_getaffinity(0))
+        cores = hyperqwen_memory.physical_cores(os.sched_getaffinity(0))
         plan = hyperqwen_args.make_plan(spec, checkpoint, where, context, kv_bytes, cores, owner)
         with _environment({**plan.environment, hyperqwen_child.SERVER: str(os.getpid())}):
             with warnings.catch_warnings(action="ignore"):  # vLLM and torch give some about their own code

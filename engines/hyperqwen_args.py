@@ -28,6 +28,15 @@ means to change. What the owner has set stays."""
 _PREFILL_TOKENS: Final = 4096
 """Prompt tokens in one step, where the context length does not ask for more."""
 
+_GUESSES: Final = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 4,
+}
+"""For `mode = "single"` on a GPU: what followed the last tokens before is guessed to follow again, and checked in one
+step. Not on a CPU: there steps that check guesses made all of it ten times slower (measured)."""
+
 _DRAIN_S: Final = 3600
 """A terminal's Ctrl-C and a service manager's SIGTERM reach vLLM's processes as well as ours. They must then finish
 what runs, as the server does, which ends them itself when it has drained."""
@@ -107,7 +116,10 @@ def make_plan(
     cores: Sequence[int],
     owner: Mapping[str, str],
 ) -> Plan:
-    """`context`: tokens of one job; None leaves it to vLLM. `kv_bytes`: for each worker. `owner`: the environment."""
+    """`context`: tokens of one job; None leaves it to vLLM. `kv_bytes`: for each worker. `owner`: the environment.
+
+    `cores`: numbers of those that may be computed on, one for each physical core.
+    """
     arguments: dict[str, Any] = {
         "model": str(checkpoint),
         "max_num_seqs": spec.slots,
@@ -125,9 +137,15 @@ def make_plan(
     if platform == "cpu":
         arguments |= _cpu_arguments(spec.slots, spec.options.get("max_model_len", context) or _PREFILL_TOKENS)
         layout = _cpu_environment(environment, world_size(spec), cores, owner)
-    elif (workers := world_size(spec)) > 1:
-        layout = f"{workers} workers, one for each GPU"
+    else:
+        if (workers := world_size(spec)) > 1:
+            layout = f"{workers} workers, one for each GPU"
+        if spec.mode == "single":
+            arguments["speculative_config"] = _GUESSES
     arguments |= spec.options
+    if guesses := arguments.pop("speculative_config", None):  # an empty table: none are wanted
+        arguments["speculative_config"] = dict(guesses)
+        layout += f", {guesses.get('method', 'a model')} guesses {guesses.get('num_speculative_tokens', 'some')} tokens"
     return Plan(arguments, environment, layout)
 
 
@@ -148,10 +166,11 @@ def _cpu_environment(environment: dict[str, str], workers: int, cores: Sequence[
     if workers == 1:
         # The worker inside the engine's process: half the memory and start-up time of one more process.
         environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", owner.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0"))
-        # A thread on every core fights our event loop for it; vLLM's steps then take up to 60 times as long.
+        # A thread on every core fights our event loop for it; vLLM's steps then take up to 60 times as long. They are
+        # not bound to cores: other engines of this box compute on the same ones, and one that is bound waits for them.
         threads = owner.get("OMP_NUM_THREADS") or str(max(1, len(cores) - 1))
         environment["OMP_NUM_THREADS"] = threads
-        return f"one engine process, OMP_NUM_THREADS={threads}"
+        return f"one engine process with its worker, OMP_NUM_THREADS={threads} of {len(cores)} cores"
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     bind = owner.get("VLLM_CPU_OMP_THREADS_BIND") or _shares(cores, workers)
     environment["VLLM_CPU_OMP_THREADS_BIND"] = bind

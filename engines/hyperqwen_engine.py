@@ -35,7 +35,7 @@ from engines.hf_tokenizer import HfTokenizer
 from engines.hyperqwen_jobs import Limits, blamed, parameters
 from engines.hyperqwen_process import Processes
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("citadel.hyperqwen")
 
 _FINISH: Final[Mapping[str, EngineFinish]] = {"stop": "stop", "length": "length", "repetition": "stop"}
 

@@ -22,6 +22,8 @@ class Limits:
     context_length: int
     vocabulary_size: int
     seeds: bool
+    guesses: bool
+    """Speculative decoding, with which vLLM has neither min_p nor logit_bias."""
 
 
 def blamed(error: Exception) -> BadRequest:
@@ -80,6 +82,9 @@ def _check(job: Job, limits: Limits) -> None:
         raise BadRequest(f"min_tokens is over max_tokens, which is {sampling.max_tokens}", "min_tokens")
     if sampling.seed is not None and not limits.seeds:
         raise BadRequest("This model is loaded with enable_chunked_prefill, with which vLLM has no seed", "seed")
+    if limits.guesses and (sampling.min_p > 0 or sampling.logit_bias):
+        param = "min_p" if sampling.min_p > 0 else "logit_bias"
+        raise BadRequest(f"This model is loaded with speculative decoding, with which vLLM has no {param}", param)
     for param, token_ids in (
         (None, job.prompt),
         ("logit_bias", sampling.logit_bias),

@@ -1,4 +1,4 @@
-"""What a load of `hyperqwen` will take, reckoned from the checkpoint's files; and whether it goes to a GPU."""
+"""What a load of `hyperqwen` will take, reckoned from the checkpoint's files; and what the box has to run it on."""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # (pynvml has no types)
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +34,8 @@ figure wins."""
 
 _GPU_HOST_OVERHEAD: Final = 4_000_000_000
 """RAM of an engine whose weights are on a GPU."""
+
+_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 
 _BLOCK: Final = 32
 """Tokens of a cache block, at most; the cache holds whole blocks, and one that stays empty."""
@@ -76,6 +78,18 @@ def _gpus() -> int:
         return pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError:
         return 0
+
+
+def physical_cores(allowed: Iterable[int], topology: Path = _TOPOLOGY) -> list[int]:
+    """One of each core's hardware threads: two on one core compute no faster than one does."""
+    first: dict[str, int] = {}
+    for number in sorted(allowed):
+        try:
+            core = (topology / f"cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii")
+        except OSError:
+            core = str(number)
+        first.setdefault(core, number)
+    return list(first.values())
 
 
 def shape(spec: EngineSpec) -> Shape:

@@ -1,5 +1,8 @@
 """From a plan to a running vLLM. Imports vLLM, so its environment must be set when this is first imported."""
 
+# pyright: reportUnknownMemberType=false
+# (vLLM leaves the arguments of its remote calls without parameters)
+
 from __future__ import annotations
 
 import atexit
@@ -33,7 +36,7 @@ from engines.hyperqwen_jobs import Limits
 from engines.hyperqwen_memory import revision
 from engines.hyperqwen_process import Processes
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("citadel.hyperqwen")
 
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -102,6 +105,7 @@ def start(
         config.model_config.max_model_len,
         min(tokenizer.vocabulary_size, config.model_config.get_vocab_size()),
         seeds=where == "gpu" or not config.scheduler_config.enable_chunked_prefill,
+        guesses=config.speculative_config is not None,
     )
     info = EngineInfo(limits.context_length, config.scheduler_config.max_num_seqs, fingerprint, defaults)
     return Built(spec.model, Parts(llm, processes, folder), info, limits, tokenizer)

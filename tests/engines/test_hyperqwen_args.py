@@ -85,6 +85,24 @@ def test_options_win():
     assert arguments["quantization"] == "awq"
 
 
+def single(platform: Any, **options: Any):
+    wanted = EngineSpec("m", Path("model"), "single", 8, 1024, None, Path("cache"), options)
+    return make_plan(wanted, Path("folder"), platform, 1024, 123, [0, 1], {})
+
+
+def test_the_mode_of_low_latency_guesses_on_a_gpu_and_says_so():
+    assert single("gpu").arguments["speculative_config"]["method"] == "ngram"
+    assert "ngram guesses 4 tokens" in single("gpu").layout
+    assert "speculative_config" not in plan("gpu").arguments
+    assert "speculative_config" not in single("cpu").arguments
+
+
+def test_the_owner_says_how_to_guess_and_an_empty_table_is_not_at_all():
+    theirs = {"model": "draft", "num_speculative_tokens": 3}
+    assert single("gpu", speculative_config=theirs).arguments["speculative_config"] == theirs
+    assert "speculative_config" not in single("gpu", speculative_config={}).arguments
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [
@@ -179,6 +197,16 @@ def test_vllm_tells_nobody_and_never_forks(platform: str):
     environment = plan(platform).environment
     assert (environment["VLLM_NO_USAGE_STATS"], environment["DO_NOT_TRACK"]) == ("1", "1")
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+def test_of_a_cores_hardware_threads_one_computes(tmp_path: Path):
+    for number, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        folder = tmp_path / f"cpu{number}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert memory.physical_cores([3, 2, 1, 0], tmp_path) == [0, 1]
+    assert memory.physical_cores([2, 3], tmp_path) == [2, 3]
+    assert memory.physical_cores([8, 9], tmp_path) == [8, 9]  # nothing is known of them
 
 
 # The memory.
