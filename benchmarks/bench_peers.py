@@ -1,6 +1,6 @@
 """Citadel beside the servers that people run today and beside the engine alone, at the same work.
 
-    python -m benchmarks.bench_peers [--works independent,shared_prefix] [--rounds 9] [--full] [--json]
+    python -m benchmarks.bench_peers [--works independent,shared_prefix] [--rounds 9] [--seconds 240] [--full] [--json]
                                      [--llama-server PATH] [--without llama-cpp-python]
 
 The contenders run at the same time and are asked in turn, round after round, in an order that changes with each round;
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -255,9 +256,13 @@ def open_contenders(
     return opened, commands
 
 
-def compare(work: Work, contenders: Sequence[Contender], rounds: int) -> dict[str, list[Figures]]:
+def compare(work: Work, contenders: Sequence[Contender], rounds: int, seconds: float) -> dict[str, list[Figures]]:
+    """No round begins after `seconds`."""
     found: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
+    until = time.monotonic() + seconds
     for number in range(rounds):
+        if time.monotonic() > until:
+            break
         turn = list(contenders) if number % 2 == 0 else list(reversed(contenders))
         for contender in turn:
             found[contender.name].append(work.measure(contender, number + 1))
@@ -296,7 +301,7 @@ def run(name: str, options: Any) -> dict[str, Any]:
             for contender in contenders:
                 contender.pin(set(others), {first})
             servers.pin(client.pid, set(others))
-        found = compare(work, contenders, rounds)
+        found = compare(work, contenders, rounds, options.seconds)
     medians = [
         {"who": who, **{figure: median(each[figure] for each in of) for figure in of[0]}} for who, of in found.items()
     ]
@@ -314,6 +319,7 @@ def main() -> None:
     parser = report.arguments(__doc__)
     parser.add_argument("--works", default=",".join(WORKS), help=f"of {', '.join(WORKS)}")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of each work, after which no round begins")
     parser.add_argument("--llama-server", help="the path of the program, where it is not on the PATH")
     parser.add_argument("--without", default="", help="contenders to leave out, by name")
     options = parser.parse_args()
