@@ -1,4 +1,7 @@
-"""How results are shown and kept: a table, JSON and a plot, the last two in benchmarks/results/."""
+"""How results are shown and kept: a table, JSON and a plot, the last two in benchmarks/results/.
+
+python -m benchmarks.report      the kept results against their targets, as the table of benchmarks/README.md
+"""
 
 from __future__ import annotations
 
@@ -104,3 +107,22 @@ def plot(name: str, title: str, panels: Mapping[str, Mapping[str, Mapping[Any, f
     RESULTS.mkdir(exist_ok=True)
     figure.savefig(RESULTS / f"{name}.png", dpi=80)
     plt.close(figure)
+
+
+def targets() -> str:
+    """Markdown: what the kept results reached of what they were to reach."""
+    lines = [
+        "| work | figure | against | Citadel | theirs | reached | target | met |",
+        "|---|---|---|--:|--:|--:|--:|---|",
+    ]
+    for path in sorted(RESULTS.glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        for aim in kept.get("aims", ()):
+            cells = (path.stem, aim["figure"], aim["against"], aim.get("citadel", ""), aim.get("theirs", ""))
+            met = "yes" if aim["met"] == "True" else "**no**"
+            lines.append(f"| {' | '.join(map(_text, (*cells, aim['reached'], aim['target'], met)))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(targets())
