@@ -18,6 +18,8 @@ from citadel.metrics import Metrics
 
 log = structlog.get_logger("citadel.http")
 
+_ENOUGH_BYTES: Final = 256
+"""Of a head, to know its path; longer ones are none of ours."""
 HEAD_TIMEOUT_S: Final = 60
 """A head must be whole this long after it began; the first head of a connection begins with the connection."""
 
@@ -50,17 +52,23 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """Between two requests it may idle; a head that has begun, and an answer that is sent, have a time each."""
 
-    __slots__ = ("_body", "_head_timer", "metrics")
+    __slots__ = ("_begun", "_body", "_head_timer", "metrics")
     metrics: Metrics
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._body: StreamReader | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+        self._begun = b""
+        """The beginning of the latest head, which says where it was for though no request can be made of it."""
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
         before = self._request_count
+        if self._head_timer is None and (self._body is None or self._body.is_eof()):
+            self._begun = b""
+        if len(self._begun) < _ENOUGH_BYTES:
+            self._begun += data[:_ENOUGH_BYTES]
         super().data_received(data)
         if self._request_count > before:
             self._body = self._messages[-1][1]
@@ -123,10 +131,16 @@ class _Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         self.metrics.refused(error)
-        response = error_response("", error)
+        response = error_response(_path(self._begun), error)
         response.headers["X-Request-Id"] = id_
         response.force_close()
         return response
+
+
+def _path(head: bytes) -> str:
+    """What the request line asks for; of what is none, anything: it only chooses the format of an error."""
+    words = head.partition(b"\r\n")[0].split(b" ")
+    return words[1].partition(b"?")[0].decode("ascii", "replace") if len(words) > 1 else ""
 
 
 def _answering_errors(handler: Handler, metrics: Metrics) -> Handler:

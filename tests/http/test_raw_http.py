@@ -71,19 +71,44 @@ NO_HTTP = {
     "a bad chunk size": CHAT + b"Transfer-Encoding: chunked\r\n\r\nsecret-prompt\r\n",
     "length and chunks": CHAT + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "another protocol": b"GET / SPDY/3\r\n\r\n",
+    "no HTTP on Anthropic's route": b"POST /v1/messages?x=1 HTTP/1.1\r\nsecret-prompt\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("case", NO_HTTP)
-async def test_what_is_no_http_is_told_so_in_our_format(
+async def test_what_is_no_http_is_told_so_in_the_format_of_its_route(
     server: Serving, case: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    status, headers, got = await answer(server, NO_HTTP[case])
-    assert (status, got["ok"], got["code"]) == (400, False, "bad_request")
-    assert got["detail"] == {"code": "bad_header"}
+    sent = NO_HTTP[case]
+    status, headers, got = await answer(server, sent)
+    assert status == 400
+    if sent.startswith(CHAT):
+        assert got["error"]["code"] == "bad_header"
+        assert got["error"]["type"] == "invalid_request_error"
+    elif b"/v1/messages" in sent:
+        assert (got["type"], got["error"]["type"]) == ("error", "invalid_request_error")
+    else:
+        assert (got["ok"], got["code"], got["detail"]) == (False, "bad_request", {"code": "bad_header"})
     assert headers["content-type"] == "application/json"
     assert re.fullmatch("[0-9a-f]{32}", headers["x-request-id"])
     assert "secret-prompt" not in json.dumps(got) + capfd.readouterr().err
+
+
+async def test_on_a_connection_that_goes_on_the_route_is_that_of_the_latest_head(server: Serving) -> None:
+    reader, writer = await connect(server)
+    async with asyncio.timeout(30):
+        for sent, begins in (
+            (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b'{"ok":true'),
+            (CHAT + b"Content-Length: 2\r\n\r\n{}", b'{"error":{'),
+            (b"GET /heal", b""),
+            (b"thz HTTP/1.1\r\nno header\r\n\r\n", b'{"ok":false'),
+        ):
+            writer.write(sent)
+            if begins:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.partition(b"content-length: ")[2].split()[0])
+                assert (await reader.readexactly(length)).startswith(begins)
+    writer.close()
 
 
 async def test_a_chunk_that_breaks_off_in_mid_body_is_told_too(server: Serving) -> None:
