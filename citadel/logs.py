@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import structlog
@@ -49,6 +50,16 @@ def configure(level: int = logging.INFO) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def request_id() -> str | None:
+    """Of the request that this runs for."""
+    return structlog.contextvars.get_contextvars().get("request_id")
+
+
+def on_behalf_of(id_: str | None) -> AbstractContextManager[None]:
+    """Lines logged in this block, and by tasks begun in it, have the id of the request that wanted what is done."""
+    return nullcontext() if id_ is None else structlog.contextvars.bound_contextvars(request_id=id_)
 
 
 def _without_keys(_logger: Any, _method: str, line: Any) -> str:

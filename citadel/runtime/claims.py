@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from citadel.errors import CitadelError
+from citadel.logs import request_id
 from citadel.runtime.entry import Entry, Ticket
 from citadel.runtime.leases import Lease
 from citadel.runtime.states import Loaded, Starting
@@ -45,7 +46,7 @@ class Claims:
     def want(self, entry: Entry) -> None:
         """Queue a load, unless one is under way or queued."""
         if not isinstance(entry.phase, Starting) and entry not in self.queue:
-            entry.asked_at = time.monotonic()
+            entry.asked_at, entry.asked_by = time.monotonic(), request_id()
             self.queue.append(entry)
         self._changed()
 

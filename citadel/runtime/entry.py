@@ -38,10 +38,10 @@ class Ticket:
 class Entry:
     """One configured model.
 
-    `waiting` calls are not in the slots yet, in the order they came. The model stands in the queue since `asked_at`,
-    and is kept there until `held_until` though nobody waits (both monotonic). `backoff_s` is how long the last failed
-    start closed the door; `deaths` are those of its engines lately. `info` is of the last load. `dismissed`: to be
-    unloaded as soon as it is idle. `stale`: `prepared` is of settings that have changed.
+    `waiting` calls are not in the slots yet, in the order they came. The model stands in the queue since `asked_at`, by
+    the request `asked_by`, and is kept there until `held_until` though nobody waits (both times monotonic). `backoff_s`
+    is how long the last failed start closed the door; `deaths` are those of its engines lately. `info` is of the last
+    load. `dismissed`: to be unloaded as soon as it is idle. `stale`: `prepared` is of settings that have changed.
     """
 
     id: str
@@ -52,6 +52,7 @@ class Entry:
     preparing: asyncio.Task[Prepared] | None = None
     waiting: dict[Ticket, None] = field(default_factory=dict[Ticket, None])
     asked_at: float = 0.0
+    asked_by: str | None = None
     held_until: float = -math.inf
     backoff_s: float = 0.0
     deaths: list[float] = field(default_factory=list[float])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from citadel.errors import NotFound
+from citadel.logs import request_id
 from citadel.runtime.gpu_queue import Job
 
 Kind = Literal["image", "music", "other"]
@@ -28,6 +29,7 @@ class Lease:
     granted: asyncio.Future[None]
     granted_at: float | None = None
     spare: int | None = None
+    asked_by: str | None = field(default_factory=request_id)
     id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property

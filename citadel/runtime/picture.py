@@ -11,7 +11,7 @@ from citadel.config import Gpu
 from citadel.engine import Need
 from citadel.runtime import memory
 from citadel.runtime.entry import Entry, resident_of, watched_of
-from citadel.runtime.gpu_queue import Job, Resident, View, Wanted
+from citadel.runtime.gpu_queue import Effect, Grant, Job, Load, Refuse, Resident, View, Wanted
 from citadel.runtime.leases import Lease, LeaseDesk
 from citadel.runtime.states import Loaded, Starting, Unloading
 from citadel.runtime.waiting import Line
@@ -74,6 +74,18 @@ def view(
         max_wait_s=settings.max_wait_s,
         stuck=stuck,
     )
+
+
+def asked_by(effect: Effect, queue: Sequence[Entry | Lease]) -> str | None:
+    """The id of the request that an effect is for: of who is loaded or granted, else of who is made room for."""
+    match effect:
+        case Load() | Refuse():
+            name = effect.model
+        case Grant():
+            name = effect.lease
+        case _:
+            name = next((each.id for each in queue), "")
+    return next((each.asked_by for each in queue if each.id == name), None)
 
 
 def left_over(

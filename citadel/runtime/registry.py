@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from citadel import logs
 from citadel.config import Config
 from citadel.errors import (
     CitadelError,
@@ -291,7 +292,8 @@ class Registry:
         view = picture.view(*seen, stuck=stuck, working=working)
         self._look_again_at = None
         for effect in gpu_queue.decide(view):
-            self._perform(effect)
+            with logs.on_behalf_of(picture.asked_by(effect, self._queue)):
+                self._perform(effect)
 
     def _pause(self) -> float | None:
         """Seconds until something is due that no event announces; None if nothing is."""

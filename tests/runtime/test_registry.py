@@ -119,6 +119,38 @@ async def test_the_queue_goes_on_after_what_is_free_could_not_be_measured(
     assert "the driver does not answer" in caplog.text
 
 
+async def test_what_is_done_for_a_request_is_logged_with_its_id(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second call's model takes the place of the first one's, and a media job that of the second's."""
+    first, second, third = (letter * 16 for letter in "abc")
+    models = {"a": {"memory_gb": 1}, "b": {"memory_gb": 1}}
+    with caplog.at_level("INFO", "citadel.registry"):
+        async with serving(config(tmp_path, models, ram_limit_gb=1.5), scopes=("llm", "gpu")) as server:
+            for model, id_ in (("a", first), ("b", second)):
+                async with server.chat(model=model, headers={"X-Request-Id": id_}) as response:
+                    assert response.status == 200
+            body, headers = {"kind": "image", "wait_s": 20}, {"X-Request-Id": third}
+            async with server.session.post(f"{server.url}/v1/gpu/leases", json=body, headers=headers) as response:
+                lease = (await response.json())["id"]
+            async with server.session.delete(f"{server.url}/v1/gpu/leases/{lease}") as response:
+                assert response.status == 200
+    lines: list[Any] = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
+    told = [(line.get("model"), line.get("now", line["event"]), line.get("request_id")) for line in lines]
+    done = [each for each in told if each[1] in ("loading", "Loaded", "Unloading", "Stopped", "lease granted")]
+    assert done == [
+        ("a", "loading", first),
+        ("a", "Loaded", first),
+        ("a", "Unloading", second),
+        ("a", "Stopped", second),
+        ("b", "loading", second),
+        ("b", "Loaded", second),
+        ("b", "Unloading", third),
+        ("b", "Stopped", third),
+        (None, "lease granted", third),
+    ]
+
+
 async def test_a_pinned_model_outlives_its_time_to_live(tmp_path: Path) -> None:
     models = {"pinned": {"memory_gb": 1, "ttl_s": 0, "pin": True}, "other": {"memory_gb": 1, "ttl_s": 0}}
     async with serving(config(tmp_path, models, ram_limit_gb=2)) as server:
