@@ -136,7 +136,11 @@ class Lifecycle:
             self.failed(entry, reason)
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Close a dead or stalled engine, which ends its calls, and load the model again; storms of it back off."""
+        """Close a dead or stalled engine, which ends its calls, and load the model again; storms of it back off.
+
+        This is the one operation that may begin while another is under way: a dead engine must not keep its memory. It
+        can only give some back, so what was decided for the other stays right, and nothing new begins before both end.
+        """
         if not isinstance(entry.phase, Loaded):
             return
         log.error("engine failed", model=entry.id, reason=reason)

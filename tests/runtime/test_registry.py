@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from citadel.engine import Need
+from citadel.engine import EngineSpec, Need, Progress
 from citadel.metrics import Metrics
 from citadel.runtime import memory
 from citadel.runtime.lifecycle import Lifecycle
 from citadel.runtime.registry import Registry
 from engines import adapter
+from engines.replay import Replay, ReplayEngine
 from tests.conftest import Serving, make_config, serving, write_script
 
 
@@ -149,6 +150,40 @@ async def test_what_is_done_for_a_request_is_logged_with_its_id(
         ("b", "Stopped", third),
         (None, "lease granted", third),
     ]
+
+
+async def test_an_engine_that_dies_while_another_model_loads_is_closed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And loaded again only when that load has ended, since what is free then was not known before."""
+    go_on, load = asyncio.Event(), Replay.load
+
+    async def held_up(spec: EngineSpec, progress: Progress) -> ReplayEngine:
+        if spec.model == "slow":
+            await go_on.wait()
+        return await load(spec, progress)
+
+    monkeypatch.setattr(Replay, "load", held_up)
+    script = [{"when": "die", "pieces": ["x"], "fail": "die", "after": 1}, {"pieces": ["ok"]}]
+    dies = write_script(tmp_path / "dies.jsonl", script)
+    async with serving(config(tmp_path, {"dies": {"source": dies}, "slow": {}})) as server:
+        registry = server.services.registry
+        await answered(server, "dies")
+        loading = asyncio.create_task(answered(server, "slow"))
+        await in_state(server, "slow", "starting")
+        async with server.chat("die", model="dies") as response:
+            assert response.status == 502
+        async with asyncio.timeout(20):
+            while [task.get_name() for task in registry._lifecycle.operations] != ["load slow"]:
+                await registry.considered()
+        await registry.considered()
+        assert registry.status("dies").state == "stopped"
+        go_on.set()
+        await in_state(server, "dies", "loaded")
+        assert registry.status("slow").state == "loaded"
+        await loading
+        await answered(server, "dies")
+        registry.check_integrity()
 
 
 async def test_a_pinned_model_outlives_its_time_to_live(tmp_path: Path) -> None:
