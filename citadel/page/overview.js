@@ -52,7 +52,7 @@ function newCard(id, act) {
   const bar = make("progress", { max: 1, value: 0, "aria-label": `Load of ${id}` });
   const facts = make("p", { class: "facts" });
   const slots = make("div", { class: "slots", role: "img" });
-  const toggle = make("button", { onclick: () => act(id, card.loads ? "load" : "unload") });
+  const toggle = make("button", { onclick: () => card.toggle.ariaDisabled !== "true" && act(id, card.loads ? "load" : "unload") });
   const pin = make("button", { onclick: () => act(id, "pin", { pinned: pin.getAttribute("aria-pressed") !== "true" }) }, "Pin");
   pin.setAttribute("aria-label", `Pin ${id}`);
   const root = make("li", { class: "model", "data-model": id },
@@ -72,7 +72,7 @@ function drawCard(card, model) {
   card.loads = model.state !== "loaded" && !starting;
   say(card.toggle, card.loads ? "Load" : "Unload");
   card.toggle.setAttribute("aria-label", `${card.toggle.textContent} ${model.id}`);
-  card.toggle.disabled = starting;
+  card.toggle.setAttribute("aria-disabled", String(starting)); // not `disabled`, which would take the focus away
   card.pin.setAttribute("aria-pressed", String(model.pinned));
   const facts = [model.engine + (model.mode ? ` ${model.mode}` : "")];
   if (model.context_length) facts.push(`${model.context_length.toLocaleString("en")} tokens`);

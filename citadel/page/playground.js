@@ -33,6 +33,9 @@ export function start(keyOf) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
   });
   $("stop").addEventListener("click", () => running?.abort());
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") running?.abort();
+  });
   $("fresh").addEventListener("click", clear);
   for (const id of ["model", "words", "tools"]) $(id).addEventListener("input", code);
   for (const button of document.querySelectorAll(".copy")) {

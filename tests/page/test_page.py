@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, async_playwright, expect
 
+from citadel.http.routes_docs import ORDER
 from tests.conftest import Serving, make_config, serving, write_script
 
 AXE = files("axe_playwright_python") / "axe.min.js"
@@ -169,6 +170,70 @@ async def test_axe_finds_no_violation(page: Page, server: Serving, scheme: str) 
     assert await violations(page) == []
     await page.set_viewport_size({"width": 360, "height": 740})
     assert await page.evaluate("document.documentElement.scrollWidth") == 360
+    assert await violations(page) == []
+
+
+FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex='0']"
+REACHABLE = f"""[...document.querySelectorAll("{FOCUSABLE}")]
+  .filter((each) => each.checkVisibility() && !each.disabled).map((each) => each.outerHTML)"""
+FOCUSED = """(() => {
+  const each = document.activeElement, style = getComputedStyle(each);
+  return [each.outerHTML, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
+})()"""
+
+
+async def test_every_action_is_reached_by_tab_in_its_order_and_seen(page: Page, server: Serving) -> None:
+    await page.goto(server.url)
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    await page.get_by_label("A key of this server").focus()
+    await page.keyboard.type(server.key)
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#main")).to_be_focused()
+    await expect(page.locator("[data-model=gone]")).to_be_visible()
+    await page.locator(".skip").focus()
+    order, seen = list[str](), list[bool]()
+    expected = await page.evaluate(REACHABLE)
+    for _ in expected:
+        element, outlined = await page.evaluate(FOCUSED)
+        order.append(element)
+        seen.append(outlined)
+        await page.keyboard.press("Tab")
+    assert len(expected) >= 15
+    assert order == expected
+    assert all(seen), [element for element, outlined in zip(order, seen, strict=True) if not outlined]
+
+
+async def test_a_chat_and_a_model_are_worked_by_keyboard_alone(page: Page, server: Serving) -> None:
+    await enter(page, server)
+    load = page.get_by_role("button", name="Load slow")
+    await load.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("[data-model=slow] .state")).to_have_text("loaded")
+    assert await page.evaluate("document.activeElement.closest('[data-model=slow]') !== null")
+    await page.get_by_label("Message").focus()
+    await page.keyboard.type("endless")
+    await page.keyboard.press("Control+Enter")
+    await expect(page.locator(".said")).to_contain_text("word word word")
+    await expect(page.get_by_role("button", name="Stop")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#figures")).to_have_text("Stopped.")
+    await expect(page.get_by_label("Message")).to_be_focused()
+    await expect(page.locator("[data-model='org/quick'] .slots")).to_have_attribute("aria-label", "0 of 4 slots in use")
+
+
+async def test_the_documentation_is_accessible_and_fits_a_phone(page: Page, server: Serving) -> None:
+    await page.goto(server.url)
+    await page.get_by_role("link", name="Documentation").click()
+    await page.get_by_role("navigation").get_by_role("link", name="Errors").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Errors")
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        assert await violations(page) == []
+    await page.set_viewport_size({"width": 360, "height": 740})
+    for name in ORDER:
+        await page.goto(f"{server.url}/docs/{name}", wait_until="load")
+        assert await page.evaluate("document.documentElement.scrollWidth") == 360, name
     assert await violations(page) == []
 
 
