@@ -45,7 +45,7 @@ from citadel.metrics import Metrics
 from citadel.pipeline import Pipeline
 from citadel.runtime.registry import Registry
 from citadel.text.formats import FORMATS
-from engines import adapter
+from engines import adapter, kept
 
 log = structlog.get_logger("citadel.app")
 
@@ -83,6 +83,7 @@ def build(services: Services) -> web.Application:
 async def services(config: Config) -> AsyncGenerator[Services]:
     """Everything behind the routes, running; on leaving, engines are closed first and the database last."""
     check_formats(config)
+    await asyncio.to_thread(_forget_removed, config)
     try:
         store = await asyncio.to_thread(AsyncStore, config.server.data_dir)
     except CannotOpen as error:
@@ -107,6 +108,11 @@ async def services(config: Config) -> AsyncGenerator[Services]:
         await store.close()
 
 
+def _forget_removed(config: Config) -> None:
+    """What is kept of a model's conversations goes with the model."""
+    kept.sweep(config.server.data_dir, [id_ for id_, model in config.models.items() if model.engine == "strata"])
+
+
 def check_formats(config: Config) -> None:
     """The one check of models.toml that needs the table of formats. Raises ConfigError."""
     for name, model in config.models.items():
@@ -129,6 +135,7 @@ async def reload(running: Services, read: Callable[[], Config]) -> None:
     later = running.registry.reload(new.model_copy(update={"server": new.server.model_copy(update=fixed)}))
     running.ledger.defaults = Defaults(**new.limits.model_dump())
     running.pipeline.forget_formats()
+    await asyncio.to_thread(_forget_removed, running.config)
     log.info("models.toml is taken", later=later, needs_restart=[f"server.{name}" for name in changed])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -16,7 +17,7 @@ from citadel.commands.common import EXIT_CODES, FAILED, STOPPED, USAGE_ERROR, Co
 from citadel.config import ConfigError
 
 _MOST: Final = 2**53
-_COMMANDS: Final = ("serve", "keys", "members", "usage", "models", "gpu", "chat", "bench", "doctor")
+_COMMANDS: Final = ("serve", "keys", "members", "usage", "models", "gpu", "chat", "bench", "doctor", "plan")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     _model_commands(models, common, as_json, server)
     _asking_commands(commands, as_json, server)
 
+    _plan_command(commands, common, as_json)
     doctor = commands.add_parser("doctor", parents=[common, as_json], help="look for what is wrong, and say what to do")
     doctor.set_defaults(command=_later("doctor", "run"))
     return top
@@ -110,6 +112,19 @@ def _member_commands(members: Any, common: argparse.ArgumentParser, as_json: arg
     change.add_argument("--open-per-member", type=_limit, metavar="N", help="calls open at once")
     change.add_argument("--max-parallel", type=_limit, metavar="N", help="calls at once per model")
     change.set_defaults(command=_later("accounts", "set_member"))
+
+
+def _plan_command(commands: Any, common: argparse.ArgumentParser, as_json: argparse.ArgumentParser) -> None:
+    plan = commands.add_parser(
+        "plan", parents=[common, as_json], help="show where a GGUF model's weights would live, and how fast that is"
+    )
+    plan.add_argument("model", nargs="?", help="an id of models.toml, or a .gguf file, of which the header is enough")
+    plan.add_argument("--gpu-memory", type=_bytes, metavar="SIZE", help="such as 24GB; what is free here")
+    plan.add_argument("--ram", type=_bytes, metavar="SIZE", help="such as 64GB; what is free here")
+    plan.add_argument("--context", type=_positive, metavar="TOKENS", help="of one sequence; the model's own")
+    plan.add_argument("--slots", type=_positive, metavar="N", help="sequences at once")
+    plan.add_argument("--calibrate", action="store_true", help="measure this machine's bandwidths first, and keep them")
+    plan.set_defaults(command=_later("plan", "show_plan"))
 
 
 def _server_options() -> argparse.ArgumentParser:
@@ -165,6 +180,14 @@ def _asking_commands(commands: Any, as_json: argparse.ArgumentParser, server: ar
 
 def _positive(text: str) -> int:
     return int(_between(text, 1, _MOST))
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is no size; 24GB and 512MB are")
+    power = " kMGT".index(match[2] or " ")
+    return int(_between(match[1], 0, _MOST) * (1024 if match[3] else 1000) ** power)
 
 
 def _limit(text: str) -> int:

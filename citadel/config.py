@@ -13,14 +13,15 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-EngineName = Literal["hyperqwen", "llama", "replay"]
-OPTION_TABLES: Final[dict[str, str]] = {"hyperqwen": "vllm", "llama": "llama", "replay": "replay"}
+EngineName = Literal["hyperqwen", "llama", "strata", "replay"]
+OPTION_TABLES: Final[dict[str, str]] = {"hyperqwen": "vllm", "llama": "llama", "strata": "strata", "replay": "replay"}
 """The name of each engine's own table under `[models.X]`."""
 
 _SLOTS: Final[dict[tuple[str, str | None], int]] = {
     ("hyperqwen", "batch"): 64,
     ("hyperqwen", "single"): 8,
     ("llama", None): 1,
+    ("strata", None): 1,
     ("replay", None): 64,
 }
 
@@ -50,7 +51,7 @@ def _xdg(variable: str, fallback: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / fallback) / "citadel"
 
 
-def _default_data_dir() -> Path:
+def default_data_dir() -> Path:
     return _xdg("XDG_DATA_HOME", ".local/share")
 
 
@@ -65,7 +66,7 @@ class Server(_Table):
     """None: the first model of the file."""
     owned_by: str = "hl1"
     """What `/v1/models` says of each model."""
-    data_dir: Path = Field(default_factory=_default_data_dir, strict=False)
+    data_dir: Path = Field(default_factory=default_data_dir, strict=False)
     """Where keys and usage are kept."""
     cache_dir: Path = Field(default_factory=lambda: _xdg("XDG_CACHE_HOME", ".cache"), strict=False)
     """Where files made from weights are kept, such as a GGUF's tensors for vLLM."""
@@ -143,16 +144,16 @@ class SamplingDefaults(_Table):
 
 
 class Model(_Table):
-    """`[models.X]`. `vllm`, `llama` and `replay` are the engines' own tables, passed through to them."""
+    """`[models.X]`. `vllm`, `llama`, `strata` and `replay` are the engines' own tables, passed through to them."""
 
     engine: EngineName
-    """vLLM is `hyperqwen`, llama.cpp is `llama`; `replay` plays recorded output."""
+    """vLLM is `hyperqwen`, llama.cpp is `llama`, and `strata` beyond the GPU's memory; `replay` plays recordings."""
     source: Annotated[str, Field(min_length=1)]
     """A path from this file, `package:NAME/FILE`, or a hub id `ORG/NAME`, with `:FILE` for one file of it."""
     mode: Literal["batch", "single"] | None = None
     """For hyperqwen: `batch` (the default) or `single`, with fewer slots for low latency."""
     slots: Count | None = None
-    """Requests that run at once. None: 64 in batch, 8 in single, 1 for llama."""
+    """Requests that run at once. None: 64 in batch, 8 in single, 1 for llama and strata."""
     context_length: Count | None = None
     """Prompt and output tokens of one request. None: the model's own."""
     max_output_tokens: Count | None = None
@@ -174,7 +175,7 @@ class Model(_Table):
     notes: str = ""
     """What `/v1/models` tells callers of it."""
     max_parallel: Count | None = None
-    """Calls of a member at once. None: 1 for llama, else no bound of its own."""
+    """Calls of a member at once. None: 1 for llama and strata, else no bound of its own."""
     memory_gb: Gigabytes | None = None
     """What it takes, weights and cache together. None: estimated from the files."""
     stall_s: Seconds = 60
@@ -189,6 +190,8 @@ class Model(_Table):
     """hyperqwen: arguments of vLLM, as they are."""
     llama: dict[str, Any] | None = None
     """llama: see `engines/llama_options.py`."""
+    strata: dict[str, Any] | None = None
+    """strata: see `engines/llama_options.py`."""
     replay: dict[str, Any] | None = None
     """replay: see `engines/replay.py`."""
 
@@ -228,7 +231,7 @@ class Model(_Table):
     @property
     def effective_max_parallel(self) -> int | None:
         """Calls that one member may have on this model; None is no bound of the model's own."""
-        return self.max_parallel or (1 if self.engine == "llama" else None)
+        return self.max_parallel or (1 if self.engine in ("llama", "strata") else None)
 
 
 class Config(_Table):

@@ -2,6 +2,7 @@
 
 **An adapter** (a class in `engines/`, found by name in `engines.CATALOGUE`) has three static doors:
 - `need(spec)` says, from the files alone, what memory a load will take. It blocks; it is called in a thread.
+  An engine that can do with less places its weights within `spec.room`; one that can't says what it needs.
 - `open_tokenizer(spec)` reads the tokenizer without the weights. It blocks; it is called in a thread.
 - `load(spec, progress)` returns an `Engine` that is ready to generate. It never blocks the event loop.
   `progress` is told the fraction that is loaded, from 0.0 to 1.0, never falling, from any thread.
@@ -48,12 +49,23 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """Memory that a load takes, in bytes. `fitted`: with more room, or less, it would be another."""
+
+    ram: int = 0
+    gpu: int = 0
+    fitted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything an adapter needs to load one model.
 
     `source` is a file or folder on this disk. `context_length` counts prompt and output tokens of one job; None
     means the model's own. `memory_bytes` is the owner's figure for the whole load; None means the adapter's estimate.
-    `options` is the engine's own table of models.toml, passed through. `cache_dir` is where derived files may be kept.
+    `options` is the engine's own table of models.toml, passed through. `cache_dir` is where derived files may be kept,
+    `data_dir` where what is not to be lost is; None means nowhere. `room` is what the load may count on, when models
+    that may go have gone; None means all that the machine has.
     """
 
     model: str
@@ -64,14 +76,22 @@ class EngineSpec:
     memory_bytes: int | None
     cache_dir: Path
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    data_dir: Path | None = None
+    room: Need | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """Memory that a load takes, in bytes."""
+class Placement:
+    """Where an engine put a model's weights: bytes by tier, `gpu`, `ram` and `disk`.
 
-    ram: int = 0
-    gpu: int = 0
+    `found` is None where it could not be read back after the load; `elsewhere` names tensors that are not where they
+    were planned. `tokens_per_s` is predicted for one sequence.
+    """
+
+    planned: Mapping[str, int]
+    found: Mapping[str, int] | None
+    elsewhere: tuple[str, ...]
+    tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +99,14 @@ class EngineInfo:
     """What is known once a model is loaded.
 
     `fingerprint` is `ENGINE-VERSION-REVISION`. `sampling_defaults` are the checkpoint's own, by the names of
-    `Sampling`.
+    `Sampling`. `placement` is None for an engine that does not place weights.
     """
 
     context_length: int
     slots: int
     fingerprint: str
     sampling_defaults: Mapping[str, float] = field(default_factory=dict[str, float])
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 CATALOGUE: Final[dict[str, str]] = {
     "hyperqwen": "engines.hyperqwen:Hyperqwen",
     "llama": "engines.llama:Llama",
+    "strata": "engines.strata:Strata",
     "replay": "engines.replay:Replay",
 }
 

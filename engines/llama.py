@@ -6,7 +6,8 @@
     llama_cache.py     the prompts that lost their place
     llama_sampling.py  a token from logits; llama_grammar.py, llama_text.py beside it
     llama_native.py    llama.cpp's model, llama_context.py its compute, guarded against what would abort the process
-    llama_files.py     what a model's files are and need; llama_options.py the keys of models.toml
+    llama_files.py     what a model's files are; llama_options.py the keys of models.toml
+    llama_room.py      what a load takes and where its weights go; strata.py says which files plan that
 
 A job goes to the thread as an order; its pieces come back, once per decode for all jobs, into the job's own mailbox,
 which grows when nobody reads it. Closing a job's generator sends an order too, and waits for the thread to say that it
@@ -20,7 +21,7 @@ import math
 from typing import TYPE_CHECKING
 
 from citadel.errors import BadRequest, CitadelError, ContextLengthExceeded, EngineRestarted, LlmUnavailable
-from engines import llama_files
+from engines import llama_room
 from engines.llama_log import log
 from engines.llama_text import Tokenizer
 from engines.llama_worker import Abort, Begin, Ended, Ready, Worker
@@ -37,7 +38,7 @@ class Llama:
 
     @staticmethod
     def need(spec: EngineSpec) -> Need:
-        return llama_files.need(spec)
+        return llama_room.need(spec, "llama")
 
     @staticmethod
     def open_tokenizer(spec: EngineSpec) -> Tokenizer:
@@ -45,13 +46,18 @@ class Llama:
 
     @staticmethod
     async def load(spec: EngineSpec, progress: Progress) -> LlamaEngine:
-        engine = LlamaEngine(spec, progress)
-        try:
-            await engine.loaded()
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
+        return await loaded_engine(spec, progress, "llama")
+
+
+async def loaded_engine(spec: EngineSpec, progress: Progress, name: str) -> LlamaEngine:
+    """`name` says which of the two engines on llama.cpp it is."""
+    engine = LlamaEngine(spec, progress, name)
+    try:
+        await engine.loaded()
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
 
 
 class _Flight:
@@ -65,7 +71,7 @@ class _Flight:
 class LlamaEngine:
     """One loaded model."""
 
-    def __init__(self, spec: EngineSpec, progress: Progress) -> None:
+    def __init__(self, spec: EngineSpec, progress: Progress, name: str) -> None:
         self._model = spec.model
         self._loop = asyncio.get_running_loop()
         self._flights: dict[str, _Flight] = {}
@@ -74,7 +80,7 @@ class LlamaEngine:
         # Who cancelled the load does not ask why it then failed.
         self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self._ended = asyncio.Event()
-        self._worker = Worker(spec, progress, self._tell)
+        self._worker = Worker(spec, progress, self._tell, name)
         self._worker.start()
 
     @property

@@ -1,23 +1,26 @@
-"""The keys of a model's `llama` table in models.toml, as data, and what they mean for llama.cpp's parameters."""
+"""The keys of a model's `llama` or `strata` table in models.toml, as data, and what they mean for llama.cpp."""
 
 from __future__ import annotations
 
 import ctypes
 import difflib
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from citadel.errors import LlmUnavailable
+from engines.plan import TIERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from citadel.engine import EngineSpec
+    from engines.plan import Tier
 
 _CACHE_TYPES: Final = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
-CELL_BYTES: Final = {0: 4.0, 1: 2.0, 2: 18 / 32, 3: 20 / 32, 6: 22 / 32, 7: 24 / 32, 8: 34 / 32, 30: 2.0}
-"""Bytes of one number in the cache, by ggml's number for the type."""
+SMALL_CACHE: Final = {"type_k": _CACHE_TYPES["q8_0"], "type_v": _CACHE_TYPES["q8_0"]}
+"""What halves the cache at next to no loss."""
 _SPLITS: Final = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _ROPE_SCALINGS: Final = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _LOAD: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
@@ -70,6 +73,23 @@ def _shares(value: Any) -> list[float]:
     return [_number(share) for share in cast("list[Any]", value)]
 
 
+def _tiers(value: Any) -> tuple[tuple[re.Pattern[str], Tier], ...]:
+    """A table of patterns of tensors' names, the first that is found in a name counts."""
+    if not isinstance(value, dict) or not set(cast("dict[str, Any]", value).values()) <= set(TIERS):
+        raise ValueError(f"is a table of patterns with {', '.join(TIERS)}")
+    try:
+        return tuple((re.compile(pattern), tier) for pattern, tier in cast("dict[str, Tier]", value).items())
+    except re.error as error:
+        raise ValueError(f"has a pattern that is none ({error})") from None
+
+
+def _gigabytes(value: Any) -> int:
+    number = _number(value)
+    if not 0 <= number < 1e9:
+        raise ValueError("is a number of gigabytes")
+    return int(number * 1e9)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """`field` is that of llama.cpp's model or context parameters, where the value simply goes there."""
@@ -114,7 +134,19 @@ OPTIONS: Final[dict[str, Option]] = {
     "speculative": Option(_one_of(_SPECULATIVE), _SPECULATIVE["off"]),
     "speculative_tokens": Option(_whole(1), 16),
     "speculative_ngram": Option(_whole(1), 3),
+    "gpu_memory_gb": Option(_gigabytes),
 }
+
+_PLANNED: Final = ("split_mode", "tensor_split", "use_mmap", "use_mlock", "use_extra_bufts")
+"""What a plan over GPU, RAM and disk settles itself."""
+
+STRATA_OPTIONS: Final[dict[str, Option]] = {
+    **{key: option for key, option in OPTIONS.items() if key not in _PLANNED},
+    "ram_gb": Option(_gigabytes),
+    "place": Option(_tiers, ()),
+    "session_mb": Option(_whole(0), 0),
+}
+TABLES: Final = {"llama": OPTIONS, "strata": STRATA_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +154,8 @@ class Settings:
     """`model` and `context` are fields of llama.cpp's parameters; `cells` is None for slots times context length.
 
     `prompt_cache` is in bytes. `draft` tokens are guessed at once at most, from what followed the last `ngram`.
+    `gpu_memory` and `ram` are the most bytes that a plan may take; `gpu_layers` is None where the plan says how many;
+    with `disk` weights may stay there. `session` bytes of an unloaded model's memory are kept.
     """
 
     model: Mapping[str, Any]
@@ -131,13 +165,19 @@ class Settings:
     prompt_cache: int
     draft: int
     ngram: int
+    gpu_layers: int | None = None
+    gpu_memory: int | None = None
+    ram: int | None = None
+    place: tuple[tuple[re.Pattern[str], Tier], ...] = ()
+    disk: bool = False
+    session: int = 0
 
 
-def settings_of(spec: EngineSpec) -> Settings:
-    """Raises `LlmUnavailable` that names the key at fault."""
-    values = {key: option.default for key, option in OPTIONS.items()}
+def settings_of(spec: EngineSpec, engine: str = "llama") -> Settings:
+    """`engine` is a key of `TABLES`. Raises `LlmUnavailable` that names the key at fault."""
+    values = {key: option.default for key, option in (OPTIONS | STRATA_OPTIONS).items()}
     for key, value in spec.options.items():
-        values[key] = _checked(spec, key, value)
+        values[key] = _checked(spec, engine, key, value)
     threads = values["n_threads"] or len(os.sched_getaffinity(0))
     values["n_threads"] = threads
     values["n_threads_batch"] = values["n_threads_batch"] or threads
@@ -148,27 +188,32 @@ def settings_of(spec: EngineSpec) -> Settings:
         model["load_mode"] = _LOAD[mapped, bool(values["use_mlock"])]
     if values["tensor_split"]:
         model["tensor_split"] = _per_device(spec, values["tensor_split"])
-    cache = values["prompt_cache_mb"] * 1_000_000
     return Settings(
         model,
         _fields(values, "context"),
         values["n_ctx"],
         values["prefill_while_decoding"],
-        cache,
+        values["prompt_cache_mb"] * 1_000_000,
         draft=values["speculative_tokens"] if values["speculative"] else 0,
         ngram=values["speculative_ngram"],
+        gpu_layers=values["n_gpu_layers"] if "n_gpu_layers" in spec.options else None,
+        gpu_memory=values["gpu_memory_gb"],
+        ram=values["ram_gb"],
+        place=values["place"],
+        disk=engine == "strata",
+        session=values["session_mb"] * 1_000_000,
     )
 
 
-def _checked(spec: EngineSpec, key: str, value: Any) -> Any:
-    option = OPTIONS.get(key)
+def _checked(spec: EngineSpec, engine: str, key: str, value: Any) -> Any:
+    option = TABLES[engine].get(key)
     if option is None:
-        near = difflib.get_close_matches(key, OPTIONS, n=1, cutoff=0.0)[0]
-        raise LlmUnavailable(spec.model, f"llama has no option {key!r}; the nearest is {near!r}")
+        near = difflib.get_close_matches(key, TABLES[engine], n=1, cutoff=0.0)[0]
+        raise LlmUnavailable(spec.model, f"{engine} has no option {key!r}; the nearest is {near!r}")
     try:
         return option.check(value)
     except ValueError as error:
-        raise LlmUnavailable(spec.model, f"llama's option {key!r} {error}, not {value!r}") from None
+        raise LlmUnavailable(spec.model, f"{engine}'s option {key!r} {error}, not {value!r}") from None
 
 
 def _fields(values: Mapping[str, Any], of: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from citadel.engine import EngineInfo, Piece
 from citadel.errors import CitadelError, EdgeError, LlmUnavailable
-from engines import llama_files
+from engines import llama_files, llama_room, plan_rates
 from engines.llama_batch import Planner
 from engines.llama_cache import Archive
 from engines.llama_context import Batch, Context
@@ -23,9 +23,12 @@ from engines.llama_grammar import Grammars, Matcher
 from engines.llama_log import log
 from engines.llama_native import Model, NativeError, trim_heap
 from engines.llama_options import Settings, settings_of
+from engines.llama_placing import Placing
 from engines.llama_sampling import Chooser
+from engines.llama_session import Sessions
 from engines.llama_step import GoBack, Limits, Restore, Rewind, Run, Save, Share, Truncate
 from engines.llama_text import Text
+from engines.plan_cost import forecast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from citadel.engine import EngineFinish, EngineSpec, Job, Progress
+    from citadel.engine import EngineFinish, EngineSpec, Job, Placement, Progress
     from engines.llama_native import Vocabulary
     from engines.llama_sampling import Choice
     from engines.llama_step import Step, Work
@@ -124,9 +127,10 @@ class _Task:
 
 
 class Worker(threading.Thread):
-    def __init__(self, spec: EngineSpec, progress: Progress, tell: Callable[[News], None]) -> None:
-        """`tell` is called on this thread and must not block. `start()` begins the load."""
-        super().__init__(name=f"llama {spec.model}", daemon=True)
+    def __init__(self, spec: EngineSpec, progress: Progress, tell: Callable[[News], None], engine: str) -> None:
+        """`tell` is called on this thread and must not block. `engine` is llama or strata. `start()` begins to load."""
+        super().__init__(name=f"{engine} {spec.model}", daemon=True)
+        self._engine = engine
         self.orders: queue.SimpleQueue[Begin | Abort | Stop] = queue.SimpleQueue()
         self._spec = spec
         self._progress = progress
@@ -149,25 +153,28 @@ class Worker(threading.Thread):
         self._tell(Ended(error))
 
     def _live(self) -> None:
-        settings = settings_of(self._spec)
+        settings = settings_of(self._spec, self._engine)
         weights = llama_files.Weights(self._spec)
         weights.check_complete(self._spec)
-        llama_files.check_machine(self._spec)
+        placing = Placing(llama_room.plan_of(self._spec, settings, weights), settings)
         model = context = grammars = None
         try:
             self._report(0.0)
-            model = Model.load(weights.path, settings.model, self._go_on)
+            model = Model.load(weights.path, {**settings.model, **placing.fields}, self._go_on)
             if not model.generates_text:
                 raise LlmUnavailable(self._spec.model, f"a {model.architecture} model does not generate text")
             context = _make_context(self._spec, settings, weights, model)
             if self._cancelled:
                 return
             grammars = Grammars(model.vocabulary)
-            info = _info(self._spec, weights, context)
+            info = _info(self._spec, self._engine, weights, context, self._placement(placing, model, weights))
             decoder = Decoder(context, model.vocabulary, info.context_length, settings)
+            sessions = Sessions(self._spec, settings, info.fingerprint)
+            sessions.restore(decoder.planner)
             self._report(1.0)
             self._tell(Ready(info, model.vocabulary, grammars))
             self._serve(decoder)
+            sessions.keep(decoder.planner, context)
         except NativeError as error:
             raise LlmUnavailable(self._spec.model, str(error)) from None
         finally:
@@ -177,6 +184,10 @@ class Worker(threading.Thread):
                 context.close()
             if model:
                 model.close()
+
+    def _placement(self, placing: Placing, model: Model, weights: llama_files.Weights) -> Placement:
+        rates = plan_rates.load(self._spec.data_dir)
+        return placing.placement(model, weights.table, forecast(placing.plan, rates).tokens_per_s)
 
     def _go_on(self, fraction: float) -> bool:
         self._report(fraction * _LOADED_WEIGHTS)
@@ -351,6 +362,8 @@ def _make_context(spec: EngineSpec, settings: Settings, weights: llama_files.Wei
     return context
 
 
-def _info(spec: EngineSpec, weights: llama_files.Weights, context: Context) -> EngineInfo:
+def _info(
+    spec: EngineSpec, engine: str, weights: llama_files.Weights, context: Context, placement: Placement
+) -> EngineInfo:
     length = min(llama_files.context_length(spec, weights), context.sequence_length)
-    return EngineInfo(length, spec.slots, weights.fingerprint(), weights.sampling_defaults())
+    return EngineInfo(length, spec.slots, weights.fingerprint(engine), weights.sampling_defaults(), placement)

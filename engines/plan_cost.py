@@ -76,14 +76,16 @@ def _rate(rates: Rates, tier: Tier, kind: str) -> float:
 
 
 def cold_s(plan: Plan, rates: Rates, tokens: int) -> float:
-    """Seconds to the first token when nothing mapped is in RAM yet: what `tokens` of a prompt touch is read once."""
-    touched = sum(
-        weight.size if weight.kind == "expert" and tokens > 1 else weight.read
+    """Seconds from a file of which nothing is in RAM, through the load, to the first token after a prompt of `tokens`.
+
+    A load reads what it does not leave on the disk; of that, a prompt reads what it touches, each part once.
+    """
+    read = sum(
+        weight.read if plan.tiers[weight.name] == "disk" and (tokens == 1 or weight.kind != "expert") else weight.size
         for weight in plan.model.weights
-        if plan.tiers[weight.name] == "disk"
     )
     warm = replace(rates, disk=rates.ram)
-    return touched / rates.disk + tokens * forecast(plan, warm).token_s
+    return read / rates.disk + tokens * forecast(plan, warm).token_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ def levers(
 ) -> list[Change]:
     """What would make it faster, most first: memory, and what `again` describes the model anew for.
 
-    Of several amounts of one memory, those that bring a hundredth more than the next smaller one.
+    Of several amounts of one memory, the least and the one that brings most; what brings less than a hundredth is
+    left out.
     """
     room, model = plan.room, plan.model
     families = [[(what, made(), room)] for what, made in again.items()]
@@ -111,6 +114,7 @@ def levers(
         families.append([(f"{more} GB more RAM", model, replace(room, ram=room.ram + more * GB)) for more in _MORE_RAM])
     found: list[Change] = []
     for family in families:
+        steps: list[Change] = []
         best = forecast(plan, rates, depth=depth).tokens_per_s
         for what, other, there in family:
             try:
@@ -118,8 +122,9 @@ def levers(
             except NoPlan:
                 continue
             if speed > best * 1.01:
-                found.append(Change(what, speed))
+                steps.append(Change(what, speed))
                 best = speed
+        found += steps if len(steps) < 3 else [steps[0], steps[-1]]
     return sorted(found, key=lambda change: -change.tokens_per_s)
 
 

@@ -30,13 +30,13 @@ CACHE_TYPES: Final = {number: size / block for number, (_, block, size) in BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a model is loaded for: `cells` tokens of cache in all, `slots` sequences, `batch` tokens computed at once.
+    """What a model is loaded for: `cells` tokens of cache in all, `batch` tokens computed at once, `outputs` logits.
 
     `type_k` and `type_v` are ggml's numbers of the cache's types; `kept` bytes of RAM are for copies of the cache.
     """
 
     cells: int
-    slots: int = 1
+    outputs: int = 1
     batch: int = 512
     type_k: int = 1
     type_v: int = 1
@@ -96,7 +96,7 @@ def _cache_bytes(table: Table, layers: int, workload: Workload) -> list[int]:
 
 
 def _compute_bytes(table: Table, workload: Workload) -> int:
-    """The activations of one physical batch, and the logits of every slot twice: llama.cpp's and the draw's."""
+    """The activations of one physical batch, and the logits of every output twice: llama.cpp's and the draw's."""
     embedding = table.count("embedding_length")
     forward = table.count("feed_forward_length", 4 * embedding)
     expert = table.count("expert_feed_forward_length") * table.count("expert_used_count", 1)
@@ -104,4 +104,4 @@ def _compute_bytes(table: Table, workload: Workload) -> int:
     vocabulary = table.count("vocab_size", rows)
     mask = 4 * workload.batch * workload.cells
     activations = _LIVE_ACTIVATIONS * embedding + 3 * max(forward, expert)
-    return 4 * workload.batch * activations + mask + 8 * workload.slots * vocabulary
+    return 4 * workload.batch * activations + mask + 8 * workload.outputs * vocabulary

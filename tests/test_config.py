@@ -48,6 +48,7 @@ def test_the_gpu_example_configures_the_fleet() -> None:
         "qwen3.8-flash-next-abliterated": ("hyperqwen", "batch", 64),
         "deepseek-v4.1-flash": ("hyperqwen", "batch", 64),
         "gemma-4-12b": ("llama", None, 4),
+        "qwen3-235b-a22b": ("strata", None, 2),
     }
 
 
@@ -80,7 +81,7 @@ MISTAKES = {
     "a required key missing": ('[models.m]\nengine = "replay"\n', "models.m.source: this key is required"),
     "an unknown engine": (
         '[models.m]\nengine = "vlm"\nsource = "x"\n',
-        "models.m.engine: input should be 'hyperqwen', 'llama' or 'replay', not 'vlm'",
+        "models.m.engine: input should be 'hyperqwen', 'llama', 'strata' or 'replay', not 'vlm'",
     ),
     "another engine's table": (
         MODEL + "[models.m.llama]\nn_ctx = 1\n",

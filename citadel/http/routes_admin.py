@@ -11,6 +11,7 @@ from pydantic import Field
 from citadel.accounts.auth import KeyLimits, Scope
 from citadel.accounts.store import MEMBER_LIMITS, day_number
 from citadel.accounts.views import key_view, member_view
+from citadel.engine import Placement
 from citadel.errors import BadRequest, Conflict, NotFound
 from citadel.http import json_body
 from citadel.http.guard import Route
@@ -76,6 +77,17 @@ def model_view(services: Services, id_: str) -> dict[str, Any]:
         "waiting": status.waiting,
         "context_length": status.context_length,
         "cold_start_s": status.cold_start_s,
+        "placement": None if status.placement is None else placement_view(status.placement),
+    }
+
+
+def placement_view(placement: Placement) -> dict[str, Any]:
+    """Bytes by tier as planned and as read back (null where it could not be), and the speed that was predicted."""
+    return {
+        "planned": dict(placement.planned),
+        "found": None if placement.found is None else dict(placement.found),
+        "elsewhere": list(placement.elsewhere),
+        "tokens_per_s": round(placement.tokens_per_s, 3),
     }
 
 

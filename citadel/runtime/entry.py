@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from citadel.config import Model
-from citadel.engine import Engine, EngineInfo
+from citadel.engine import Engine, EngineInfo, Placement
 from citadel.runtime.gpu_queue import Resident
 from citadel.runtime.installed import Prepared
 from citadel.runtime.states import PUBLIC, Loaded, Phase, Starting, State, Stopped, Unavailable
@@ -69,7 +69,7 @@ class Entry:
 class ModelStatus:
     """A model as its readers see it. `progress` and `remaining_s` while it starts, `reason` while unavailable.
 
-    `running` and `waiting` count calls.
+    `running` and `waiting` count calls. `placement` is of a loaded model whose engine places its weights.
     """
 
     state: State
@@ -83,6 +83,7 @@ class ModelStatus:
     pinned: bool = False
     draining: bool = False
     slots: int = 1
+    placement: Placement | None = None
 
 
 def status_of(entry: Entry, now: float) -> ModelStatus:
@@ -106,6 +107,7 @@ def status_of(entry: Entry, now: float) -> ModelStatus:
                 waiting=waiting,
                 draining=phase.draining,
                 slots=phase.slots.capacity,
+                placement=phase.engine.info.placement,
             )
         case Unavailable():
             return replace(status, reason=phase.reason)

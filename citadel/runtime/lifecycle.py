@@ -71,8 +71,10 @@ class Lifecycle:
         return [task for task in self.operations if task.get_name().startswith("load ")]
 
     def forget_stale(self, entry: Entry) -> None:
-        """What was read of files that the configuration no longer names; a loaded model is still described by it."""
-        if entry.stale and not isinstance(entry.phase, (Loaded, Starting, Unloading)):
+        """What was read of files that the configuration no longer names, or planned for the memory of then; a loaded
+        model is still described by it."""
+        fitted = entry.prepared is not None and entry.prepared.need.fitted
+        if (entry.stale or fitted) and not isinstance(entry.phase, (Loaded, Starting, Unloading)):
             entry.stale, entry.prepared = False, None
 
     # -- operations

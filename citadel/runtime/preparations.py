@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from citadel.config import Config
 from citadel.runtime import installed, sources
 from citadel.runtime.entry import Entry
+from citadel.runtime.gpu_queue import Resident
 from citadel.runtime.installed import AdapterOf, Prepared
 
 
 class Preparations:
-    """`changed` is called when one has ended."""
+    """`changed` is called when one has ended; `residents` gives what is loaded now."""
 
-    def __init__(self, adapter_of: AdapterOf, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, adapter_of: AdapterOf, changed: Callable[[], None], residents: Callable[[], Sequence[Resident]]
+    ) -> None:
         self._adapter_of = adapter_of
+        self._residents = residents
         self._changed = changed
 
     def of(self, entry: Entry, config: Config, *, fetch: bool) -> asyncio.Task[Prepared]:
@@ -36,7 +40,9 @@ class Preparations:
         try:
             arguments = entry.id, config, self._adapter_of
             may_fetch = fetch and config.server.auto_download
-            entry.prepared = await asyncio.to_thread(installed.prepare, *arguments, fetch=may_fetch)
+            entry.prepared = await asyncio.to_thread(
+                installed.prepare, *arguments, fetch=may_fetch, residents=self._residents()
+            )
         finally:
             entry.preparing = None
             self._changed()

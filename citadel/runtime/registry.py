@@ -70,7 +70,7 @@ class Registry:
         self._queue = self._claims.queue
         self._lifecycle = Lifecycle(self._claims, metrics, on_loaded, self._wake.set)
         self.leases = LeaseDesk(self._queue, config.gpu.lease_expiry_s, self._wake.set)
-        self._preparations = Preparations(adapter_of, self._wake.set)
+        self._preparations = Preparations(adapter_of, self._wake.set, lambda: picture.residents(self._models.values()))
         self._considering: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._look_again_at: float | None = None
@@ -351,6 +351,7 @@ class Registry:
                 self._queue.remove(entry)
                 error = InsufficientMemory(entry.id, kind, needed, free, detail=self._lifecycle.closer.detail)
                 self._claims.fail(entry, entry.waiting, error)
+                self._lifecycle.forget_stale(entry)
                 self._wake.set()
 
     # -- looking at files

@@ -131,6 +131,11 @@ async def _died(engine: Engine) -> None:
             await all_of(engine, Job(f"probe-{number}", [1, 2, 3], Sampling(max_tokens=1)))
 
 
+def strata_spec(folder: Path, **options: Any) -> EngineSpec:
+    """Part of the weights stays on the disk."""
+    return llama_spec(folder, place={r"blk\.[0-9]\.ffn": "disk"}, **options)
+
+
 LLAMA = Rig("llama", llama_spec, prompt=chatml, kill=kill_llama, marks=(pytest.mark.real, has_smollm2))
 
 RIGS = [
@@ -148,6 +153,7 @@ RIGS = [
     ),
     Rig("hyperqwen", hyperqwen_spec, prompt=chatml, kill=kill_hyperqwen, marks=(pytest.mark.real, has_vllm)),
     LLAMA,
+    replace(LLAMA, name="strata", spec=strata_spec),
 ]
 
 

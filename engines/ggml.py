@@ -1,0 +1,151 @@
+"""ggml's own functions, below llama.cpp: devices, buffer types, and a product of matrices to measure memory by."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from engines.gguf_header import BLOCKS
+from engines.llama_native import lib
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_CPU, _GPU = 0, 1
+"""ggml_backend_dev_type."""
+_NUMBERS: Final = {name: number for number, (name, _, _) in BLOCKS.items()}
+_WIDTH: Final = 4096
+_STEPS: Final = 100
+"""Of a graph that does next to nothing, to measure what a step takes beside its work."""
+
+_POINTERS: Final = {
+    "base": (
+        "ggml_init ggml_new_tensor_2d ggml_mul_mat ggml_add ggml_new_graph_custom ggml_backend_alloc_ctx_tensors "
+        "ggml_backend_dev_buffer_type ggml_backend_dev_init ggml_backend_cpu_buffer_type ggml_backend_buffer_get_type "
+        "ggml_get_data"
+    ),
+    "registry": "ggml_backend_dev_by_type",
+}
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+class _Pointers:
+    """A library whose named functions return pointers, which ctypes would cut to 32 bits, and take them."""
+
+    def __init__(self, library: ctypes.CDLL, names: str) -> None:
+        self._library = library
+        for name in names.split():
+            getattr(library, name).restype = ctypes.c_void_p
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+
+@cache
+def base() -> Any:
+    library = ctypes.CDLL(str(_folder() / "libggml-base.so"))
+    library.ggml_backend_buft_name.restype = ctypes.c_char_p
+    return _Pointers(library, _POINTERS["base"])
+
+
+@cache
+def registry() -> Any:
+    return _Pointers(ctypes.CDLL(str(_folder() / "libggml.so")), _POINTERS["registry"])
+
+
+@cache
+def cpu() -> Any:
+    return ctypes.CDLL(str(_folder() / "libggml-cpu.so"))
+
+
+def _folder() -> Path:
+    return Path(lib._lib._name).parent  # noqa: SLF001 - where the binding found its library
+
+
+def pointer(address: Any) -> ctypes.c_void_p:
+    """ctypes passes a bare integer as 32 bits."""
+    return ctypes.c_void_p(address)
+
+
+def gpu() -> ctypes.c_void_p | None:
+    """The first GPU of this build of ggml."""
+    device = registry().ggml_backend_dev_by_type(_GPU)
+    return pointer(device) if device else None
+
+
+def products_per_s(kind: str, size: int, threads: int, *, on_gpu: bool = False) -> float:
+    """Bytes per second at which `size` bytes of weights of a type are multiplied by a vector; the best of three."""
+    rows = max(1, size // (_WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2]))
+    parts = 8
+    with _graph(parts + 1, on_gpu=on_gpu, threads=threads) as graph:
+        vector = graph.matrix("f32", _WIDTH, 1)
+        for _ in range(parts):
+            graph.expand(base().ggml_mul_mat(graph.context, graph.matrix(kind, _WIDTH, -(-rows // parts)), vector))
+        read = parts * -(-rows // parts) * _WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2]
+        return read / graph.seconds()
+
+
+def step_s(threads: int, *, on_gpu: bool = False) -> float:
+    """Seconds that one step of a graph takes when its work is nothing."""
+    with _graph(4, on_gpu=on_gpu, threads=threads) as graph:
+        small, vector = graph.matrix("f32", 64, 64), graph.matrix("f32", 64, 1)
+        for _ in range(_STEPS // 2):
+            product = base().ggml_mul_mat(graph.context, small, vector)
+            vector = pointer(base().ggml_add(graph.context, pointer(product), vector))
+        graph.expand(vector)
+        return graph.seconds() / _STEPS
+
+
+class _Graph:
+    def __init__(self, context: ctypes.c_void_p, backend: ctypes.c_void_p) -> None:
+        self.context = context
+        self._backend = backend
+        self._graph = pointer(base().ggml_new_graph_custom(context, ctypes.c_size_t(2 * _STEPS), ctypes.c_bool(False)))
+
+    def matrix(self, kind: str, width: int, rows: int) -> ctypes.c_void_p:
+        number = ctypes.c_int64
+        return pointer(base().ggml_new_tensor_2d(self.context, _NUMBERS[kind], number(width), number(rows)))
+
+    def expand(self, tensor: Any) -> None:
+        base().ggml_build_forward_expand(
+            self._graph, tensor if isinstance(tensor, ctypes.c_void_p) else pointer(tensor)
+        )
+
+    def seconds(self) -> float:
+        """Of one computation; the fastest of three after one that warms up."""
+        buffer = base().ggml_backend_alloc_ctx_tensors(self.context, self._backend)
+        if not buffer:
+            raise MemoryError("there is no memory to measure memory with")
+        try:
+            # Not zeros: pages that were never written are all one page.
+            base().ggml_backend_buffer_clear(pointer(buffer), ctypes.c_uint8(1))
+            times: list[float] = []
+            for _ in range(4):
+                began = time.perf_counter()
+                base().ggml_backend_graph_compute(self._backend, self._graph)
+                times.append(time.perf_counter() - began)
+            return min(times[1:])
+        finally:
+            base().ggml_backend_buffer_free(pointer(buffer))
+
+
+@contextmanager
+def _graph(tensors: int, *, on_gpu: bool, threads: int) -> Generator[_Graph]:
+    room = (tensors + 2 * _STEPS) * 1024 + (1 << 20)
+    context = pointer(base().ggml_init(_InitParams(room, None, True)))
+    device = pointer(registry().ggml_backend_dev_by_type(_GPU if on_gpu else _CPU))
+    backend = pointer(base().ggml_backend_dev_init(device, None))
+    try:
+        if not on_gpu:
+            cpu().ggml_backend_cpu_set_n_threads(backend, threads)
+        yield _Graph(context, backend)
+    finally:
+        base().ggml_backend_free(backend)
+        base().ggml_free(context)
