@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 EngineName = Literal["hyperqwen", "llama", "strata", "replay"]
 OPTION_TABLES: Final[dict[str, str]] = {"hyperqwen": "vllm", "llama": "llama", "strata": "strata", "replay": "replay"}
@@ -27,7 +29,11 @@ _SLOTS: Final[dict[tuple[str, str | None], int]] = {
 
 
 class ConfigError(Exception):
-    """models.toml cannot be used; the message is one line that names the key's full path."""
+    """models.toml cannot be used; the message is one line that names the key's full path, `others` are more of them."""
+
+    def __init__(self, message: str, others: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.others = tuple(others)
 
 
 _LOADING: Final = (
@@ -287,15 +293,15 @@ def load(path: Path, *, server_overrides: dict[str, Any] | None = None) -> Confi
     try:
         config = Config.model_validate({**raw, "folder": folder})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_one_line(error, raw)}") from None
+        first, *others = (f"{path}: {_one_line(problem, raw)}" for problem in error.errors(include_url=False))
+        raise ConfigError(first, others) from None
     for name, model in config.models.items():
         if model.chat_template is not None and not (folder / model.chat_template).is_file():
             raise ConfigError(f"{path}: models.{name}.chat_template: there is no file {folder / model.chat_template}")
     return config
 
 
-def _one_line(error: ValidationError, raw: dict[str, Any]) -> str:
-    problem = error.errors(include_url=False)[0]
+def _one_line(problem: ErrorDetails, raw: dict[str, Any]) -> str:
     where = [str(part) for part in problem["loc"]]
     key = ".".join(where)
     match problem["type"]:

@@ -100,7 +100,8 @@ def examine(options: argparse.Namespace, now: Callable[[str], object]) -> Iterat
         config = config_of(options)
         check_formats(config)
     except ConfigError as error:
-        yield Finding("models.toml", "bad", str(error), "the keys are described on /docs/configuration")
+        for problem in (str(error), *error.others):
+            yield Finding("models.toml", "bad", problem, "the keys are described on /docs/configuration")
     else:
         yield Finding("models.toml", "good", f"{options.config}: {len(config.models)} models")
     used = {model.engine for model in config.models.values()} if config else set[str]()

@@ -59,6 +59,10 @@ def test_missing_weights_and_a_wrong_file_are_bad(tmp_path: Path, capsys: pytest
     bad = [each for each in found if each["level"] == "bad"]
     assert (code, bad[0]["area"]) == (1, "models.toml")
     assert "models.m.engine" in bad[0]["says"]
+    code, found = doctor(tmp_path, models(tmp_path, "x") + 'slts = 1\nttl_s = "long"\n', capsys)
+    told = [each["says"] for each in found if each["area"] == "models.toml"]
+    assert sorted("slts: unknown key" in each for each in told) == [False, True]
+    assert any("models.m.ttl_s" in each for each in told)
     code, found = doctor(tmp_path, models(tmp_path, "x") + 'format = "nope"\n', capsys)
     assert any("there is no format 'nope'" in each["says"] for each in found)
 
