@@ -42,6 +42,7 @@ class Entry:
     the request `asked_by`, and is kept there until `held_until` though nobody waits (both times monotonic). `backoff_s`
     is how long the last failed start closed the door; `deaths` are those of its engines lately. `info` is of the last
     load. `dismissed`: to be unloaded as soon as it is idle. `stale`: `prepared` is of settings that have changed.
+    `planned_again`: since it was last refused or loaded.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Entry:
     deaths: list[float] = field(default_factory=list[float])
     dismissed: bool = False
     stale: bool = False
+    planned_again: bool = False
     pinned: bool = field(init=False)
     info: EngineInfo | None = None
 

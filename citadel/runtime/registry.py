@@ -340,6 +340,7 @@ class Registry:
             case gpu_queue.Admit():
                 self._claims.admit(entry)
             case gpu_queue.Load():
+                entry.planned_again = False
                 self._lifecycle.load(entry)
             case gpu_queue.Unload():
                 self._lifecycle.unload(entry)
@@ -347,12 +348,22 @@ class Registry:
                 assert isinstance(entry.phase, Loaded)
                 entry.phase.draining = on
                 self._wake.set()
+            case gpu_queue.Refuse() if self._plan_again(entry):
+                self._wake.set()
             case gpu_queue.Refuse(kind=kind, needed=needed, free=free):
                 self._queue.remove(entry)
                 error = InsufficientMemory(entry.id, kind, needed, free, detail=self._lifecycle.closer.detail)
                 self._claims.fail(entry, entry.waiting, error)
                 self._lifecycle.forget_stale(entry)
                 self._wake.set()
+
+    def _plan_again(self, entry: Entry) -> bool:
+        """A plan was made for the memory of its time: before its model is refused it is made again, once."""
+        fitted = entry.prepared is not None and entry.prepared.need.fitted
+        entry.planned_again = fitted and not entry.planned_again
+        if entry.planned_again:
+            entry.prepared = None
+        return entry.planned_again
 
     # -- looking at files
 
