@@ -5,9 +5,11 @@ A route joins by being in the table that `route` is given; what it may answer fo
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -87,12 +89,15 @@ _HEADERS: Final[dict[str, Json]] = {
 def route(routes: Sequence[Route]) -> Route:
     """The route that serves the document of `routes`, and of itself."""
 
+    @cache
+    def body() -> bytes:
+        return orjson.dumps(document((*routes, served)))
+
     async def openapi(_request: web.Request) -> web.Response:
         """This document."""
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(body=await asyncio.to_thread(body), content_type="application/json")
 
     served = Route("GET", "/openapi.json", openapi, None)
-    body = orjson.dumps(document((*routes, served)))
     return served
 
 

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from citadel.errors import NotFound
 from citadel.http import static
 from citadel.http.guard import Route
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 ORDER: Final = (
     "index",
@@ -80,6 +81,8 @@ def _here(current: bool) -> str:
 
 
 def _html(source: str) -> str:
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - a server starts without it
+
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     markdown.add_render_rule("table_open", _wide_open)
     markdown.add_render_rule("table_close", _wide_close)
