@@ -19,6 +19,7 @@ _CPU, _GPU = 0, 1
 """ggml_backend_dev_type."""
 _NUMBERS: Final = {name: number for number, (name, _, _) in BLOCKS.items()}
 _WIDTH: Final = 4096
+_LEAST_RUNS, _MOST_RUNS, _MEASURED_S = 4, 40, 1.0
 _STEPS: Final = 100
 """Of a graph that does next to nothing, to measure what a step takes beside its work."""
 
@@ -81,7 +82,7 @@ def gpu() -> ctypes.c_void_p | None:
 
 
 def products_per_s(kind: str, size: int, threads: int, *, on_gpu: bool = False) -> float:
-    """Bytes per second at which `size` bytes of weights of a type are multiplied by a vector; the best of three."""
+    """Bytes per second at which `size` bytes of weights of a type are multiplied by a vector, at best."""
     rows = max(1, size // (_WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2]))
     parts = 8
     with _graph(parts + 1, on_gpu=on_gpu, threads=threads) as graph:
@@ -119,7 +120,7 @@ class _Graph:
         )
 
     def seconds(self) -> float:
-        """Of one computation; the fastest of three after one that warms up."""
+        """Of one computation; the fastest of many after one that warms up: others may run beside."""
         buffer = base().ggml_backend_alloc_ctx_tensors(self.context, self._backend)
         if not buffer:
             raise MemoryError("there is no memory to measure memory with")
@@ -127,7 +128,7 @@ class _Graph:
             # Not zeros: pages that were never written are all one page.
             base().ggml_backend_buffer_clear(pointer(buffer), ctypes.c_uint8(1))
             times: list[float] = []
-            for _ in range(4):
+            while len(times) < _LEAST_RUNS or (sum(times) < _MEASURED_S and len(times) < _MOST_RUNS):
                 began = time.perf_counter()
                 base().ggml_backend_graph_compute(self._backend, self._graph)
                 times.append(time.perf_counter() - began)

@@ -114,6 +114,7 @@ def test_bandwidths_are_kept_for_this_machine_and_no_other(tmp_path: Path, monke
 
 def test_calibration_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
     measure = plan_rates.measure
+    monkeypatch.setattr("engines.ggml._MEASURED_S", 0.02)
     monkeypatch.setattr(plan_rates, "measure", lambda folder, tell: measure(folder, tell, scale=0.02))
     assert run(tmp_path, "--calibrate") == 0
     rates = plan_rates.load(tmp_path / "data")

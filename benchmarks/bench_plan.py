@@ -1,0 +1,181 @@
+"""What the planner predicts, beside what llama.cpp then does: tokens per second warm, and from a cold file.
+
+A mixture of experts is written (random weights, Q8_0, under 1 GB), and loaded by the engine `strata` under several
+plans. Warm: the fastest tenth of a generation's decodes. Cold: the file's pages are dropped from RAM, then the time
+from the beginning of the load to the first token. Bandwidths are measured first, as by
+`python -m citadel plan --calibrate`.
+
+    python benchmarks/bench_plan.py [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from citadel.engine import Engine, EngineSpec, Job, Sampling
+from engines import adapter, llama_room, plan_rates
+from engines.llama_files import Weights
+from engines.llama_options import settings_of
+from engines.plan import Plan
+from engines.plan_cost import Rates, cold_s, forecast
+
+WIDTH, LAYERS, FORWARD, HEADS, HEAD, EXPERTS, USED, VOCABULARY = 1024, 8, 2048, 16, 64, 16, 2, 4096
+PROMPT = [5, 6, 7, 8]
+TOKENS = 96
+ALPHABET = [chr(0x4E00 + number) for number in range(VOCABULARY - 3)]
+
+PLANS: dict[str, dict[str, Any]] = {
+    "all in RAM": {},
+    "experts of half the layers on the disk": {"place": {r"blk\.[0-3]\..*_exps": "disk"}},
+    "all experts on the disk": {"place": {"_exps": "disk"}},
+}
+
+
+def write_model(path: Path) -> None:
+    writer: Any = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["<a>", "<b>", "<c>", *ALPHABET])
+    writer.add_token_types([3, 3, 3, *[1] * len(ALPHABET)])
+    writer.add_token_merges([f"{ALPHABET[0]} {ALPHABET[1]}"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_context_length(1024)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FORWARD)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(4)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(USED)
+    writer.add_expert_feed_forward_length(FORWARD)
+    random, kind = np.random.default_rng(3), gguf.GGMLQuantizationType.Q8_0
+
+    def tensor(name: str, *shape: int) -> None:
+        one = (random.standard_normal(shape[-2:]) * 0.05).astype(np.float32)
+        block = gguf.quantize(one, kind)
+        data = np.ascontiguousarray(np.broadcast_to(block, (*shape[:-2], *block.shape)))
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
+
+    def plain(name: str, *shape: int) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+
+    tensor("token_embd", VOCABULARY, WIDTH)
+    plain("output_norm", WIDTH)
+    tensor("output", VOCABULARY, WIDTH)
+    for layer in range(LAYERS):
+        block = f"blk.{layer}."
+        for name, size in (("attn_norm", WIDTH), ("ffn_norm", WIDTH), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD)):
+            plain(block + name, size)
+        tensor(f"{block}attn_q", HEADS * HEAD, WIDTH)
+        tensor(f"{block}attn_k", 4 * HEAD, WIDTH)
+        tensor(f"{block}attn_v", 4 * HEAD, WIDTH)
+        tensor(f"{block}attn_output", WIDTH, HEADS * HEAD)
+        writer.add_tensor(
+            f"{block}ffn_gate_inp.weight", (random.standard_normal((EXPERTS, WIDTH)) * 0.3).astype(np.float32)
+        )
+        tensor(f"{block}ffn_gate_exps", EXPERTS, FORWARD, WIDTH)
+        tensor(f"{block}ffn_up_exps", EXPERTS, FORWARD, WIDTH)
+        tensor(f"{block}ffn_down_exps", EXPERTS, WIDTH, FORWARD)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@asynccontextmanager
+async def loaded(spec: EngineSpec) -> AsyncIterator[Engine]:
+    engine = await adapter("strata").load(spec, lambda _fraction: None)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def arrivals(engine: Engine, tokens: int) -> list[float]:
+    """When each token came."""
+    job = Job("bench", PROMPT, Sampling(tokens, temperature=0, ignore_eos=True))
+    times: list[float] = []
+    async for piece in engine.generate(job):
+        times += [time.perf_counter()] * len(piece.token_ids)
+    return times
+
+
+async def warm(spec: EngineSpec) -> float:
+    """Tokens per second of a decode, the fastest tenth's, after a generation that has touched every page it needs.
+
+    Not the median: bandwidths too are measured at their best, and what runs beside would be in one and not the other.
+    """
+    async with loaded(spec) as engine:
+        await arrivals(engine, TOKENS)
+        times = await arrivals(engine, TOKENS)
+    return 1 / statistics.quantiles((after - before for before, after in itertools.pairwise(times)), n=10)[0]
+
+
+async def cold(spec: EngineSpec) -> float | None:
+    """Seconds from the beginning of a load to the first token; None where the file stays in RAM."""
+    with spec.source.open("rb") as file:
+        if not plan_rates.drop(file.fileno()):
+            return None
+    began = time.perf_counter()
+    async with loaded(spec) as engine:
+        return (await arrivals(engine, 1))[0] - began
+
+
+def row(name: str, what: str, predicted: float, measured: float | None, unit: str) -> str:
+    if measured is None:
+        return f"| {name} | {what} | {predicted:.3g} {unit} | not run: the page cache can't be dropped | |"
+    return f"| {name} | {what} | {predicted:.3g} {unit} | {measured:.3g} {unit} | {measured / predicted - 1:+.0%} |"
+
+
+async def compare(spec: EngineSpec, name: str, rates: Rates) -> list[str]:
+    plan: Plan = await asyncio.to_thread(planned, spec)
+    in_cache = replace(rates, disk=rates.ram)
+    speed = forecast(plan, replace(in_cache, disk=rates.of_ram("q8_0"))).tokens_per_s
+    rows = [row(name, "warm", speed, await warm(spec), "tokens/s")]
+    rows.append(row(name, "cold", cold_s(plan, rates, len(PROMPT)), await cold(spec), "s"))
+    return rows
+
+
+def planned(spec: EngineSpec) -> Plan:
+    return llama_room.plan_of(spec, settings_of(spec, "strata"), Weights(spec))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--folder", type=Path, help="where the model is written for the time of the run")
+    with tempfile.TemporaryDirectory(dir=arguments.parse_args().folder) as name:
+        folder = Path(name)
+        adapter("strata")
+        print(plan_rates.machine(), file=sys.stderr)
+        rates = plan_rates.measure(folder, lambda line: print(line, file=sys.stderr))
+        write_model(folder / "moe.gguf")
+        print("| plan | | predicted | measured | off by |\n|---|---|--:|--:|--:|")
+        for plan, options in PLANS.items():
+            spec = EngineSpec("moe", folder / "moe.gguf", None, 1, 1024, None, folder, options)
+            print("\n".join(asyncio.run(compare(spec, plan, rates))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
