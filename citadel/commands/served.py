@@ -95,7 +95,7 @@ def _draw(bar: Progress, task: TaskID, model: Json, queue: list[Json]) -> None:
         bar.update(task, completed=model["progress"], left=f"{model['remaining_s']} s")
     elif model["id"] in names:
         bar.update(task, left=f"waits for the GPU, {names.index(model['id'])} ahead")
-    elif model["state"] == "loaded":
+    elif model["draining"]:
         bar.update(task, left=f"{model['running']} requests are running")
 
 
