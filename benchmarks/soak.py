@@ -4,7 +4,7 @@ A server of its own hosts three models of which two fit: the small model of the 
 SmolLM2 on llama.cpp. Every call must end in a whole answer or an error that the contract has for a busy box; memory,
 descriptors, threads and processes must not grow from the second quarter of the time to the last.
 
-    python -m benchmarks.soak [--seconds 600] [--streams 64] [--seed 0] [--json]
+    python -m benchmarks.soak [--seconds 600] [--streams 64] [--seed 0] [--samples FILE] [--json]
 
 Exits with 1 when a call was lost or something grew.
 """
@@ -237,6 +237,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--samples", type=Path, help="where to write what was held, every two seconds, as JSON lines")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -249,6 +250,8 @@ def main() -> None:
         record = asyncio.run(soak(*arguments))
         loads = server.log.read_text(encoding="utf-8").count('"event": "loading"')
         code = server.stop()
+    if options.samples is not None:
+        options.samples.write_text("".join(json.dumps(each) + "\n" for each in record.samples), encoding="utf-8")
     grown = growth(record.samples)
     over = [name for name, (before, after) in grown.items() if after - before > GROWTH[name]]
     result = {
