@@ -36,10 +36,12 @@ BUSY = {"queued", "model_loading"}
 SAMPLE_S = 2.0
 GROWTH = {"rss_mb": 48, "engines_mb": 48, "descriptors": 16, "threads": 8, "processes": 0}
 """How much the highest value of the last quarter may lie above the second quarter's."""
+SMALL_CACHE = {"context_length": 1024, "llama": {"n_threads": 1, "prompt_cache_mb": 16}}
+"""So that what is kept of conversations, which fills up while a model lives, does not hide what grows for ever."""
 MODELS = {
-    "tiny": {**TINY_LLAMA, "slots": 16, "memory_gb": 1},
+    "tiny": {**TINY_LLAMA, **SMALL_CACHE, "slots": 16, "memory_gb": 1},
     "tiny-vllm": {**TINY_VLLM, "slots": 16, "memory_gb": 2},
-    "smollm2": {**SMOLLM2_LLAMA, "slots": 16, "memory_gb": 1},
+    "smollm2": {**SMOLLM2_LLAMA, **SMALL_CACHE, "slots": 16, "memory_gb": 1},
 }
 GPU = {"ram_limit_gb": 3.5, "min_residency_s": 5}
 """Any two of the models fit."""
