@@ -23,8 +23,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Route:
     """`scope`: what the key must carry; `any` is any valid key; None is open to all.
 
-    The rest is what `/openapi.json` says of the route: the models of its body and of its query, its status when all
-    is well, and the errors that the other fields do not imply.
+    The rest is what `/openapi.json` says of the route: the models of its body and of its query, its status and the
+    types of its content when all is well, and the errors that the other fields do not imply.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -34,6 +34,7 @@ class Route:
     body: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
     status: int = 200
+    content: tuple[str, ...] = ("application/json",)
     raises: tuple[type[CitadelError], ...] = ()
 
 

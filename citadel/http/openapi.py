@@ -163,7 +163,7 @@ def _operation(each: Route, names: dict[type[BaseModel], str]) -> Json:
     if each.body is not None:
         schema = {"$ref": f"#/components/schemas/{names[each.body]}"}
         operation["requestBody"] = {
-            "required": any(field.is_required() for field in each.body.model_fields.values()),
+            "required": each.scope == "llm" or any(field.is_required() for field in each.body.model_fields.values()),
             "content": {"application/json": {"schema": schema}},
         }
     if each.scope is not None:
@@ -186,9 +186,9 @@ def _parameters(each: Route) -> Iterator[Json]:
 
 
 def _success(each: Route) -> Json:
-    content: Json = {"application/json": {"schema": {"type": "object"}}}
-    if each.body is not None and "stream" in each.body.model_fields:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    streams = each.body is not None and "stream" in each.body.model_fields
+    types = (*each.content, "text/event-stream") if streams else each.content
+    content = {type_: {"schema": {"type": "object" if type_ == "application/json" else "string"}} for type_ in types}
     return {"description": "The answer", "headers": _headers("X-Request-Id"), "content": content}
 
 

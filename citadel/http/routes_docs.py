@@ -115,7 +115,7 @@ def _code(_renderer: Any, tokens: Sequence[Token], at: int, *_arguments: Any) ->
 
 
 ROUTES: Final = (
-    Route("GET", "/docs", index, None),
-    Route("GET", "/docs/", index, None),
-    Route("GET", "/docs/{name}", named, None, raises=(NotFound,)),
+    Route("GET", "/docs", index, None, content=("text/html",)),
+    Route("GET", "/docs/", index, None, content=("text/html",)),
+    Route("GET", "/docs/{name}", named, None, content=("text/html", "text/markdown"), raises=(NotFound,)),
 )

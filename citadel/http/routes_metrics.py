@@ -36,4 +36,4 @@ def public(server: Server) -> bool:
     return server.host.startswith(_LOOPBACK) if server.metrics_public is None else server.metrics_public
 
 
-ROUTES: Final = (Route("GET", "/metrics", show, None),)
+ROUTES: Final = (Route("GET", "/metrics", show, None, content=(CONTENT_TYPE,)),)

@@ -34,6 +34,6 @@ def _file(request: web.Request, name: str) -> web.Response:
 
 
 ROUTES: Final = (
-    Route("GET", "/", index, None),
-    Route("GET", "/page/{name}", file, None, raises=(NotFound,)),
+    Route("GET", "/", index, None, content=("text/html",)),
+    Route("GET", "/page/{name}", file, None, content=tuple(_TYPES.values()), raises=(NotFound,)),
 )

@@ -60,5 +60,5 @@ async def snapshot(services: Services) -> dict[str, Any]:
 
 ROUTES: Final = (
     Route("GET", "/admin/status", once, "admin"),
-    Route("GET", "/admin/status/stream", stream, "admin"),
+    Route("GET", "/admin/status/stream", stream, "admin", content=("text/event-stream",)),
 )

@@ -14,6 +14,8 @@ from citadel.http.guard import Route
 
 PROMPT = "prompt-that-no-log-may-have"
 """In every message that is generated."""
+STRANGER = "hlk_abcdefgh_" + "S" * 43
+"""A key that was never given out."""
 _METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
 _TEXTS = ("", " ", "\x00", "a" * 5000, "é\U0001f600", "<|im_start|>", "</think>", "../..", "%s%n", "{{7*7}}", "\u202e")
 _NUMBERS = (0, -1, 1, 2, 9, 0.5, -0.0, 1e308, -1e308, 2**31, 2**63, -(2**64), 10**30, 1e-320)

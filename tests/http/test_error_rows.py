@@ -7,6 +7,7 @@ status; `IN_BAND` names the first kind.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,7 @@ import pytest
 from citadel import errors
 from citadel.errors import TABLE, Conflict, MethodNotImplemented, NotFound, Row
 from tests.conftest import Serving, events_of, first_event, make_config, serving, write_script
+from tests.http.hostile import PROMPT, STRANGER
 
 LINES = [
     {"when": "endless", "pieces": ["word "] * 100_000, "delay_ms": 5},
@@ -66,7 +68,7 @@ class Case:
         self.headers["Authorization"] = f"Bearer {made['key']}"
 
     async def ask(self, stream: bool, text: str = "hi", *, raw: bytes | None = None, **fields: Any) -> Told:
-        body = {"messages": [{"role": "user", "content": text}], "stream": stream, **fields}
+        body = {"messages": [{"role": "user", "content": f"{text} {PROMPT}"}], "stream": stream, **fields}
         headers = {"Content-Type": "application/json", **self.headers}
         data = json.dumps(body).encode() if raw is None else raw
         url = f"{self.server.url}/v1/chat/completions"
@@ -122,7 +124,7 @@ async def missing_api_key(case: Case, stream: bool) -> Told:
 
 
 async def invalid_api_key(case: Case, stream: bool) -> Told:
-    case.headers["Authorization"] = "Bearer hlk_not_a_key"
+    case.headers["Authorization"] = f"Bearer {STRANGER}"
     return await case.ask(stream)
 
 
@@ -290,10 +292,13 @@ async def open_case(folder: Path, code: str) -> AsyncGenerator[Case]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("code", SCENARIOS)
-async def test_the_row_is_answered_as_the_table_says(tmp_path: Path, code: str, stream: bool) -> None:
+async def test_the_row_is_answered_as_the_table_says(
+    tmp_path: Path, code: str, stream: bool, said: io.StringIO
+) -> None:
     row = ROWS[code]
     async with open_case(tmp_path, code) as case, asyncio.timeout(30):
         told = await SCENARIOS[code](case, stream)
+        await check_nothing_is_told(case, told, said)
     assert told.in_stream is (stream and code in IN_BAND | ({"gpu-busy"} if stream else set()))
     assert told.error["type"] == row.type
     assert told.error["code"] == (row.stream_code if told.in_stream and row.stream_code else row.code)
@@ -304,6 +309,17 @@ async def test_the_row_is_answered_as_the_table_says(tmp_path: Path, code: str, 
     else:
         assert told.status == row.status
         check_headers(told, row)
+
+
+async def check_nothing_is_told(case: Case, told: Told, said: io.StringIO) -> None:
+    """Neither the error, nor what is logged at the level debug, nor the metrics have a key or a prompt in them."""
+    async with case.server.session.get(f"{case.server.url}/metrics") as response:
+        metrics = await response.text()
+    secrets = [key.rpartition("_")[2] for key in (case.server.key, case.headers.get("Authorization", STRANGER))]
+    for where in (json.dumps(told.error), str(told.headers), said.getvalue(), metrics):
+        for secret in (PROMPT, *secrets):
+            assert secret not in where
+    assert '"event": "request"' in said.getvalue()
 
 
 def check_headers(told: Told, row: Row) -> None:
