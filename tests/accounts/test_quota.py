@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from citadel.accounts.auth import Account, KeyLimits, MemberLimits
-from citadel.accounts.quota import DAY_S, Defaults, Ledger, Now, Settlement, Tally
+from citadel.accounts.quota import DAY_S, Defaults, Ledger, Now, Reservation, Settlement, Tally
 from citadel.errors import (
     BadRequest,
     CitadelError,
@@ -284,44 +284,67 @@ def test_the_headers_tell_the_tightest_limit() -> None:
     assert ledger().requests_left(ann.__class__("x", "k", frozenset())) is None
 
 
+@dataclass
+class Open:
+    """A call that the machine has open."""
+
+    who: Account
+    block: AbstractContextManager[Reservation]
+    reservation: Reservation
+    day: int
+    at: float
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Against the simplest possible book-keeping: lists of what happened."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
-        self.books = ledger(self.clock, open_calls=4, open_per_member=3, calls_per_minute=5, daily_calls=20)
-        self.open: list[tuple[str, object]] = []
+        self.clock, self.journal = Clock(), Written()
+        limits = {"open_calls": 4, "open_per_member": 3, "calls_per_minute": 5, "daily_calls": 20, "daily_tokens": 100}
+        self.books = ledger(self.clock, self.journal, **limits)
+        self.open: list[Open] = []
         self.window: list[tuple[str, float]] = []
         self.days: Counter[tuple[str, int]] = Counter()
+        self.tokens: Counter[tuple[str, int]] = Counter()
         self.day = self.clock.now.day
 
     @rule(member=st.sampled_from("ab"))
     def begin(self, member: str) -> None:
-        who = account(member, f"key-{member}")
-        recent = [at for key, at in self.window if key == who.key_id and at > self.clock.now.monotonic - 60]
+        who, at = account(member, f"key-{member}"), self.clock.now.monotonic
         allowed = (
             len(self.open) < 4
-            and sum(each == member for each, _ in self.open) < 3
-            and len(recent) < 5
+            and sum(each.who.member == member for each in self.open) < 3
+            and sum(key == who.key_id and then > at - 60 for key, then in self.window) < 5
             and self.days[who.key_id, self.day] < 20
+            and self.tokens[member, self.day] < 100
         )
         block = self.books.reserve("id", who, "m", None)
         if not allowed:
             with pytest.raises(CitadelError):
                 block.__enter__()
             return
-        reservation = block.__enter__()
-        reservation.prompt_ready = reservation.model_ready = reservation.answering = True
-        self.open.append((member, block))
-        self.window.append((who.key_id, self.clock.now.monotonic))
+        self.open.append(Open(who, block, block.__enter__(), self.day, at))
+        self.window.append((who.key_id, at))
         self.days[who.key_id, self.day] += 1
 
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        if self.open:
-            block = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))[1]
-            block.__exit__(None, None, None)  # type: ignore[attr-defined]
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), ending=st.sampled_from(sorted(ENDINGS)), tokens=st.integers(0, 60))
+    def end(self, data: st.DataObject, ending: str, tokens: int) -> None:
+        self._end(self.open.pop(data.draw(st.integers(0, len(self.open) - 1))), ending, tokens)
+
+    def _end(self, each: Open, ending: str, tokens: int) -> None:
+        error, stage, keeps_call, keeps_window = ENDINGS[ending]
+        reached = ["prompt", "model", "slot", "answering"].index(stage)
+        each.reservation.prompt_ready, each.reservation.model_ready = reached >= 1, reached >= 2
+        if reached == 3:
+            each.reservation.answering, each.reservation.completion_tokens = True, tokens
+            self.tokens[each.who.member, self.day] += tokens
+        assert not each.block.__exit__(type(error) if error else None, error, None)
+        if not keeps_call and each.day == self.day:
+            self.days[each.who.key_id, self.day] -= 1
+        if not keeps_window:
+            self.window.remove((each.who.key_id, each.at))
 
     @rule(seconds=st.floats(0.001, 100))
     def time_passes(self, seconds: float) -> None:
@@ -335,6 +358,26 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def never_more_open_than_allowed(self) -> None:
         assert self.books.open_calls == len(self.open) <= 4
+
+    @invariant()
+    def every_call_ends_once(self) -> None:
+        assert len(self.journal.began) - len(self.journal.ended) == len(self.open)
+
+    @invariant()
+    def what_is_left_is_what_was_not_used(self) -> None:
+        for member in "ab":
+            who, recent = account(member, f"key-{member}"), self.clock.now.monotonic - 60
+            used = sum(key == who.key_id and then > recent for key, then in self.window)
+            requests, tokens = self.books.requests_left(who), self.books.tokens_left(who)
+            assert requests is not None
+            assert tokens is not None
+            assert requests.remaining == min(5 - used, 20 - self.days[who.key_id, self.day])
+            assert tokens.remaining == max(0, 100 - self.tokens[member, self.day])
+
+    def teardown(self) -> None:
+        for each in self.open:
+            self._end(each, "well", 0)
+        assert self.books.open_calls == 0
 
 
 TestLedgerMachine = LedgerMachine.TestCase

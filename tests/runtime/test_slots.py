@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -52,28 +54,55 @@ class SlotsMachine(RuleBasedStateMachine):
         super().__init__()
         self.slots: Slots[int] = Slots(4)
         self.wanted: dict[int, int] = {}
+        self.member: dict[int, str] = {}
         self.granted: set[int] = set()
+        self.served_before: dict[str, Counter[str]] = {}
+        """Per member that waits: how often each other one was served since it began to wait, or was served itself."""
         self.count = 0
 
     @rule(member=st.sampled_from("abc"), n=st.integers(1, 4))
     def enter(self, member: str, n: int) -> None:
         self.count += 1
-        self.wanted[self.count] = n
+        self.wanted[self.count], self.member[self.count] = n, member
+        self.served_before.setdefault(member, Counter())
         self._grant(self.slots.enter(self.count, member, n))
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         if self.wanted:
-            call = data.draw(st.sampled_from(sorted(self.wanted)))
-            del self.wanted[call]
-            self.granted.discard(call)
-            self._grant(self.slots.leave(call))
+            self._leave(data.draw(st.sampled_from(sorted(self.wanted))))
+
+    def _leave(self, call: int) -> None:
+        del self.wanted[call]
+        self.granted.discard(call)
+        self._forget_who_waits_no_more()
+        self._grant(self.slots.leave(call))
 
     def _grant(self, calls: list[int]) -> None:
         for call in calls:
             assert call in self.wanted
             assert call not in self.granted
+            member = self.member[call]
+            assert call == min(self._waiting_of(member)), "a member's calls are served in their order"
             self.granted.add(call)
+            for served in self.served_before.values():
+                served[member] += 1
+            if member in self.served_before:
+                self.served_before[member] = Counter()
+        self._forget_who_waits_no_more()
+
+    def _waiting_of(self, member: str) -> list[int]:
+        return [call for call in self.wanted if self.member[call] == member and call not in self.granted]
+
+    def _forget_who_waits_no_more(self) -> None:
+        for member in list(self.served_before):
+            if not self._waiting_of(member):
+                del self.served_before[member]
+
+    @invariant()
+    def nobody_is_served_twice_while_another_member_waits(self) -> None:
+        for served in self.served_before.values():
+            assert max(served.values(), default=0) <= 1
 
     @invariant()
     def never_oversubscribed(self) -> None:
@@ -88,9 +117,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for call in list(self.wanted):
-            self.granted.discard(call)
-            del self.wanted[call]
-            self._grant(self.slots.leave(call))
+            self._leave(call)
         assert self.slots.idle
 
 
