@@ -185,10 +185,13 @@ def _parameters(each: Route) -> Iterator[Json]:
     yield {"name": "X-Request-Id", "in": "header", "required": False, "schema": pattern}
 
 
+_CONTENT: Final[dict[str, Json]] = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
+
+
 def _success(each: Route) -> Json:
     streams = each.body is not None and "stream" in each.body.model_fields
     types = (*each.content, "text/event-stream") if streams else each.content
-    content = {type_: {"schema": {"type": "object" if type_ == "application/json" else "string"}} for type_ in types}
+    content = {type_: _CONTENT.get(type_, {"schema": {"type": "string"}}) for type_ in types}
     return {"description": "The answer", "headers": _headers("X-Request-Id"), "content": content}
 
 
