@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import psutil
 import pynvml
@@ -44,14 +44,14 @@ def measured_ram() -> int:
 
 def measured_gpu() -> int:
     """Free bytes over all devices; 0 on a box without NVML, and for a device that can no longer be asked."""
-    return sum(_free_on(device) for device in _devices())
+    return sum(_on(device, "free") for device in _devices())
 
 
 def total() -> Need:
     """Bytes that this process could have if nothing else ran."""
     limits = [_read(group / names[0]) for group in _groups() for names in _GROUP_FILES]
     ram = min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
-    return Need(ram=ram, gpu=sum(_total_on(device) for device in _devices()))
+    return Need(ram=ram, gpu=sum(_on(device, "total") for device in _devices()))
 
 
 def has_gpu() -> bool:
@@ -70,17 +70,9 @@ def _devices() -> tuple[object, ...]:
         return ()
 
 
-def _free_on(device: object) -> int:
+def _on(device: object, which: Literal["free", "total"]) -> int:
     try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(device).free)
-    except pynvml.NVMLError as error:
-        _tell_once(str(error))
-        return 0
-
-
-def _total_on(device: object) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
+        return int(getattr(pynvml.nvmlDeviceGetMemoryInfo(device), which))
     except pynvml.NVMLError as error:
         _tell_once(str(error))
         return 0

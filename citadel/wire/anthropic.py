@@ -10,12 +10,20 @@ from pydantic import Field, StrictBool, StrictInt
 
 from citadel.errors import BadRequest
 from citadel.messages import ChatRequest, Message, NamedTool, SamplingRequest, ToolCall, ToolSpec
-from citadel.wire.fields import Body, checked, needed
+from citadel.wire.fields import Body, checked, needed, tool_choice
 from citadel.wire.sampling import stops
 
 _UNSUPPORTED: Final = {
     "container": "there is no code execution",
     "mcp_servers": "tools are run by the client",
+}
+
+
+_MODES: Final[dict[str, Literal["auto", "none", "required"]]] = {
+    "auto": "auto",
+    "none": "none",
+    "any": "required",
+    "tool": "auto",
 }
 
 
@@ -217,12 +225,7 @@ def _tool(index: int, tool: _Tool) -> ToolSpec:
 def _tool_choice(
     choice: _ToolChoice | None, tools: tuple[ToolSpec, ...]
 ) -> Literal["auto", "none", "required"] | NamedTool:
-    if choice is None or choice.type in ("auto", "none"):
-        return "none" if choice is not None and choice.type == "none" else "auto"
-    if not tools:
-        raise BadRequest("tool_choice: there are no tools to choose from", param="tool_choice")
-    if choice.type == "any":
-        return "required"
-    if all(tool.name != choice.name for tool in tools):
-        raise BadRequest(f"tool_choice.name: there is no tool {choice.name!r}", param="tool_choice.name")
-    return NamedTool(choice.name or "")
+    if choice is None:
+        return "auto"
+    named = (choice.name or "") if choice.type == "tool" else None
+    return tool_choice(_MODES[choice.type], named, "tool_choice.name", tools)

@@ -5,12 +5,13 @@ Honoured fields are those of an API's `Body`, such as `wire.request.ChatBody`. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from citadel.errors import BadRequest
+from citadel.messages import NamedTool, ToolSpec
 
 WITHOUT_EFFECT: Final = frozenset(
     {
@@ -82,6 +83,19 @@ def needed(where: str, name: str, value: str | None) -> str:
     if value is None:
         raise BadRequest(f"{where}.{name}: this field is required", param=f"{where}.{name}")
     return value
+
+
+def tool_choice(
+    mode: Literal["auto", "none", "required"], named: str | None, where: str, tools: Sequence[ToolSpec]
+) -> Literal["auto", "none", "required"] | NamedTool:
+    """`named`, where the choice is a tool of this name, which stands at `where`; else `mode`. Raises BadRequest."""
+    if not tools and (named is not None or mode == "required"):
+        raise BadRequest("tool_choice: there are no tools to choose from", param="tool_choice")
+    if named is None:
+        return mode
+    if all(tool.name != named for tool in tools):
+        raise BadRequest(f"{where}: there is no tool {named!r}", param=where)
+    return NamedTool(named)
 
 
 def _bad_field(error: ValidationError) -> BadRequest:

@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool, StrictInt
 
 from citadel.errors import BadRequest, InvalidJson
 from citadel.messages import ChatRequest, Message, NamedTool, SamplingRequest, ToolCall, ToolSpec
-from citadel.wire.fields import UNSUPPORTED, Body, checked
+from citadel.wire.fields import UNSUPPORTED, Body, checked, tool_choice
 from citadel.wire.sampling import MAX_TOP_LOGPROBS, SamplingBody, StreamOptions, sampling, stops
 
 MAX_NESTING: Final = 200
@@ -181,15 +181,10 @@ def _tool(function: _Function) -> ToolSpec:
 
 
 def _tool_choice(chat: ChatBody, tools: tuple[ToolSpec, ...]) -> Literal["auto", "none", "required"] | NamedTool:
-    choice = chat.tool_choice or "auto"
-    if not tools and choice not in ("auto", "none"):
-        raise BadRequest("tool_choice: there are no tools to choose from", param="tool_choice")
-    if not isinstance(choice, _NamedChoice):
-        return choice
-    name = choice.function.name
-    if all(tool.name != name for tool in tools):
-        raise BadRequest(f"tool_choice.function.name: there is no tool {name!r}", param="tool_choice.function.name")
-    return NamedTool(name)
+    choice, where = chat.tool_choice or "auto", "tool_choice.function.name"
+    if isinstance(choice, _NamedChoice):
+        return tool_choice("auto", choice.function.name, where, tools)
+    return tool_choice(choice, None, where, tools)
 
 
 def _response_format(given: _ResponseFormat | None) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from pydantic import Field, StrictBool, StrictInt
 
 from citadel.errors import BadRequest
 from citadel.messages import ChatRequest, Message, NamedTool, SamplingRequest, ToolCall, ToolSpec
-from citadel.wire.fields import Body, checked, needed
+from citadel.wire.fields import Body, checked, needed, tool_choice
 
 _UNSUPPORTED: Final = {
     "background": "a call is answered on its connection",
@@ -203,13 +203,9 @@ def _tool(index: int, tool: _Tool) -> ToolSpec:
 
 def _tool_choice(asked: ResponsesBody, tools: tuple[ToolSpec, ...]) -> Literal["auto", "none", "required"] | NamedTool:
     choice = asked.tool_choice or "auto"
-    if not tools and choice not in ("auto", "none"):
-        raise BadRequest("tool_choice: there are no tools to choose from", param="tool_choice")
-    if not isinstance(choice, _NamedChoice):
-        return choice
-    if all(tool.name != choice.name for tool in tools):
-        raise BadRequest(f"tool_choice.name: there is no tool {choice.name!r}", param="tool_choice.name")
-    return NamedTool(choice.name)
+    if isinstance(choice, _NamedChoice):
+        return tool_choice("auto", choice.name, "tool_choice.name", tools)
+    return tool_choice(choice, None, "tool_choice.name", tools)
 
 
 def _response_format(given: _Format | None) -> dict[str, Any] | None:
