@@ -1,6 +1,6 @@
 """What the planner predicts, beside what llama.cpp then does: tokens per second warm, and from a cold file.
 
-A mixture of experts is written (random weights, Q8_0, under 1 GB), and loaded by the engine `strata` under several
+A mixture of experts is written (random weights, Q8_0, of 0.4 GB), and loaded by the engine `strata` under several
 plans. Warm: the fastest tenth of a generation's decodes. Cold: the file's pages are dropped from RAM, then the time
 from the beginning of the load to the first token. Bandwidths are measured first, as by
 `python -m citadel plan --calibrate`.
@@ -34,9 +34,9 @@ from engines.llama_options import settings_of
 from engines.plan import Plan
 from engines.plan_cost import Rates, cold_s, forecast
 
-WIDTH, LAYERS, FORWARD, HEADS, HEAD, EXPERTS, USED, VOCABULARY = 1024, 8, 2048, 16, 64, 16, 2, 4096
+WIDTH, LAYERS, FORWARD, HEADS, HEAD, EXPERTS, USED, VOCABULARY = 1024, 8, 2048, 16, 64, 8, 4, 4096
 PROMPT = [5, 6, 7, 8]
-TOKENS = 96
+TOKENS = 40
 ALPHABET = [chr(0x4E00 + number) for number in range(VOCABULARY - 3)]
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -169,7 +169,7 @@ def main() -> None:
         folder = Path(name)
         adapter("strata")
         print(plan_rates.machine(), file=sys.stderr)
-        rates = plan_rates.measure(folder, lambda line: print(line, file=sys.stderr))
+        rates = plan_rates.measure(folder, lambda line: print(line, file=sys.stderr), kinds=("q8_0", "f32"))
         write_model(folder / "moe.gguf")
         print("| plan | | predicted | measured | off by |\n|---|---|--:|--:|--:|")
         for plan, options in PLANS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import statistics
 import time
 from contextlib import contextmanager
 from functools import cache
@@ -19,7 +20,9 @@ _CPU, _GPU = 0, 1
 """ggml_backend_dev_type."""
 _NUMBERS: Final = {name: number for number, (name, _, _) in BLOCKS.items()}
 _WIDTH: Final = 4096
-_LEAST_RUNS, _MOST_RUNS, _MEASURED_S = 4, 40, 1.0
+_LEAST_ROUNDS, _MEASURED_S = 4, 1.0
+_PARTS: Final = 16
+"""Of what is measured: a part takes a few milliseconds, less than the system's scheduler gives at once."""
 _STEPS: Final = 100
 """Of a graph that does next to nothing, to measure what a step takes beside its work."""
 
@@ -84,13 +87,12 @@ def gpu() -> ctypes.c_void_p | None:
 def products_per_s(kind: str, size: int, threads: int, *, on_gpu: bool = False) -> float:
     """Bytes per second at which `size` bytes of weights of a type are multiplied by a vector, at best."""
     rows = max(1, size // (_WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2]))
-    parts = 8
-    with _graph(parts + 1, on_gpu=on_gpu, threads=threads) as graph:
+    part = -(-rows // _PARTS)
+    with _graph(2 * _PARTS + 1, on_gpu=on_gpu, threads=threads) as graph:
         vector = graph.matrix("f32", _WIDTH, 1)
-        for _ in range(parts):
-            graph.expand(base().ggml_mul_mat(graph.context, graph.matrix(kind, _WIDTH, -(-rows // parts)), vector))
-        read = parts * -(-rows // parts) * _WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2]
-        return read / graph.seconds()
+        for _ in range(_PARTS):
+            graph.add(base().ggml_mul_mat(graph.context, graph.matrix(kind, _WIDTH, part), vector), steps=1)
+        return part * _WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2] / graph.seconds()
 
 
 def step_s(threads: int, *, on_gpu: bool = False) -> float:
@@ -100,7 +102,7 @@ def step_s(threads: int, *, on_gpu: bool = False) -> float:
         for _ in range(_STEPS // 2):
             product = base().ggml_mul_mat(graph.context, small, vector)
             vector = pointer(base().ggml_add(graph.context, pointer(product), vector))
-        graph.expand(vector)
+        graph.add(vector, steps=_STEPS)
         return graph.seconds() / _STEPS
 
 
@@ -108,19 +110,22 @@ class _Graph:
     def __init__(self, context: ctypes.c_void_p, backend: ctypes.c_void_p) -> None:
         self.context = context
         self._backend = backend
-        self._graph = pointer(base().ggml_new_graph_custom(context, ctypes.c_size_t(2 * _STEPS), ctypes.c_bool(False)))
+        self._graphs: list[ctypes.c_void_p] = []
 
     def matrix(self, kind: str, width: int, rows: int) -> ctypes.c_void_p:
         number = ctypes.c_int64
         return pointer(base().ggml_new_tensor_2d(self.context, _NUMBERS[kind], number(width), number(rows)))
 
-    def expand(self, tensor: Any) -> None:
-        base().ggml_build_forward_expand(
-            self._graph, tensor if isinstance(tensor, ctypes.c_void_p) else pointer(tensor)
+    def add(self, tensor: Any, steps: int) -> None:
+        """A graph that computes a tensor. They are computed in turn, so that no cache holds what they read."""
+        graph = pointer(
+            base().ggml_new_graph_custom(self.context, ctypes.c_size_t(2 * steps + 8), ctypes.c_bool(False))
         )
+        base().ggml_build_forward_expand(graph, tensor if isinstance(tensor, ctypes.c_void_p) else pointer(tensor))
+        self._graphs.append(graph)
 
     def seconds(self) -> float:
-        """Of one computation; the fastest of many after one that warms up: others may run beside."""
+        """Of one of the graphs, the fastest tenth of all times, for others may run beside; after a round to warm up."""
         buffer = base().ggml_backend_alloc_ctx_tensors(self.context, self._backend)
         if not buffer:
             raise MemoryError("there is no memory to measure memory with")
@@ -128,11 +133,12 @@ class _Graph:
             # Not zeros: pages that were never written are all one page.
             base().ggml_backend_buffer_clear(pointer(buffer), ctypes.c_uint8(1))
             times: list[float] = []
-            while len(times) < _LEAST_RUNS or (sum(times) < _MEASURED_S and len(times) < _MOST_RUNS):
-                began = time.perf_counter()
-                base().ggml_backend_graph_compute(self._backend, self._graph)
-                times.append(time.perf_counter() - began)
-            return min(times[1:])
+            while len(times) < _LEAST_ROUNDS * len(self._graphs) or sum(times) < _MEASURED_S:
+                for graph in self._graphs:
+                    began = time.perf_counter()
+                    base().ggml_backend_graph_compute(self._backend, graph)
+                    times.append(time.perf_counter() - began)
+            return statistics.quantiles(times[len(self._graphs) :], n=10)[0]
         finally:
             base().ggml_backend_buffer_free(pointer(buffer))
 

@@ -22,7 +22,7 @@ import numpy as np
 from engines.plan_cost import Rates, from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _FILE: Final = "bandwidths.json"
 _TYPES: Final = (
@@ -79,13 +79,16 @@ def machine() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
-def measure(folder: Path, tell: Callable[[str], None], *, scale: float = 1.0) -> Rates:
-    """Takes about half a minute, 256 MB of RAM and 512 MB on the disk of `folder`; `scale` makes both smaller."""
+def measure(folder: Path, tell: Callable[[str], None], *, kinds: Sequence[str] = _TYPES, scale: float = 1.0) -> Rates:
+    """RAM's by products with weights of these types.
+
+    It takes about half a minute, 256 MB of RAM and 512 MB on the disk of `folder`; `scale` makes both smaller.
+    """
     from engines import ggml  # noqa: PLC0415 - loads llama.cpp, which kept bandwidths do not need
 
     threads = len(os.sched_getaffinity(0))
     types: dict[str, float] = {}
-    for kind in _TYPES:
+    for kind in kinds:
         types[kind] = ggml.products_per_s(kind, int(_PRODUCT_BYTES * scale), threads)
         tell(f"RAM, {kind} weights: {types[kind] / 1e9:.2f} GB/s with {threads} threads")
     rates = Rates(ram=min(types.values()), types=types, layer_s=_STEPS_OF_LAYER * ggml.step_s(threads), measured=True)
