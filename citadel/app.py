@@ -25,6 +25,7 @@ from citadel.http import (
     routes_admin,
     routes_chat,
     routes_docs,
+    routes_embeddings,
     routes_gpu,
     routes_health,
     routes_messages,
@@ -51,6 +52,7 @@ log = structlog.get_logger("citadel.app")
 
 _API = (
     *routes_chat.ROUTES,
+    *routes_embeddings.ROUTES,
     *routes_responses.ROUTES,
     *routes_messages.ROUTES,
     *routes_tokens.ROUTES,

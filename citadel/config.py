@@ -37,7 +37,7 @@ class ConfigError(Exception):
 
 
 _LOADING: Final = (
-    *("engine", "source", "mode", "slots", "context_length", "memory_gb", "format", "chat_template"),
+    *("engine", "task", "source", "mode", "slots", "context_length", "memory_gb", "format", "chat_template"),
     *OPTION_TABLES.values(),
 )
 """The keys of a model that only a load puts into effect."""
@@ -156,6 +156,8 @@ class Model(_Table):
     """vLLM is `hyperqwen`, llama.cpp is `llama`, and `strata` beyond the GPU's memory; `replay` plays recordings."""
     source: Annotated[str, Field(min_length=1)]
     """A path from this file, `package:NAME/FILE`, or a hub id `ORG/NAME`, with `:FILE` for one file of it."""
+    task: Literal["generate", "embed"] = "generate"
+    """`embed`: it makes vectors of texts (`/v1/embeddings`), and no text."""
     mode: Literal["batch", "single"] | None = None
     """For hyperqwen: `batch` (the default) or `single`, with fewer slots for low latency."""
     slots: Count | None = None
@@ -216,6 +218,8 @@ class Model(_Table):
                 raise ValueError(f"the table {table!r} is not for the engine {self.engine!r}, whose own is {own!r}")
         if self.mode is not None and self.engine != "hyperqwen":
             raise ValueError(f"mode is for hyperqwen only, and this is {self.engine}")
+        if self.task == "embed" and self.engine == "replay":
+            raise ValueError("the engine 'replay' makes no embeddings")
         return self
 
     def loads_differently(self, other: Model) -> bool:

@@ -8,7 +8,7 @@
   `progress` is told the fraction that is loaded, from 0.0 to 1.0, never falling, from any thread.
   A load that fails or is cancelled leaves nothing behind: no process, thread or memory. A failure is `LlmUnavailable`.
 
-**An engine** is one loaded model.
+**An engine** is one loaded model. It does what `spec.task` says, and refuses the other with a `BadRequest`.
 - `generate(job)` yields pieces: the text of each is new, and joined they are the output, special tokens included
   but for the one that ended it. Every token of the output is in exactly one piece's `token_ids`; a piece may hold
   several tokens, or tokens and no text yet.
@@ -27,6 +27,9 @@
 - `logprobs` has an entry per token when the job asked for them, from the model's own distribution.
 - When the engine dies, each running and each later job raises `EngineRestarted`, and `dead` gives the reason; it
   stays None while the engine lives.
+- `embed(job)` yields the vector of each text in the order of the job's, of unit length. What is said above of a job's
+  slot, its closing, its refusal, its determinism and the engine's death holds for it too; a text may fill the whole
+  context.
 - `close()` ends running jobs as a death does, gives all memory back, and leaves no thread and no child process. It
   may be called twice.
 - An engine raises only errors of `citadel.errors`.
@@ -36,16 +39,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from citadel.messages import TokenLogprob
 
 Mode = Literal["batch", "single"]
+Task = Literal["generate", "embed"]
 EngineFinish = Literal["stop", "length"]
 Progress = Callable[[float], None]
+Vector: TypeAlias = "array[float]"
+"""Of type code `f`: 32-bit numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,7 @@ class EngineSpec:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     data_dir: Path | None = None
     room: Need | None = None
+    task: Task = "generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """Texts to make a vector of each, as tokens. `id` is unique in the process."""
+
+    id: str
+    texts: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """What came out since the piece before. `cached_tokens` is the same on every piece of a job."""
 
@@ -174,8 +190,11 @@ class Tokenizer(Protocol):
         """Token ids are below this."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids. Texts of special tokens become those tokens; nothing is added."""
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """Token ids. Texts of special tokens become those tokens.
+
+        Nothing is added, but with `add_special` the tokens that the files put around a text that is read as a whole.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -193,6 +212,8 @@ class Engine(Protocol):
         ...
 
     def generate(self, job: Job) -> AsyncGenerator[Piece, None]: ...
+
+    def embed(self, job: EmbedJob) -> AsyncGenerator[Vector, None]: ...
 
     async def close(self) -> None: ...
 

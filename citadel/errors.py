@@ -5,7 +5,7 @@
     +-- Conflict, MethodNotImplemented
     +-- MissingApiKey, InvalidApiKey, InsufficientScope
     +-- BadRequest                      a field of the body, or what the model rejects
-    |   +-- ContextLengthExceeded
+    |   +-- ContextLengthExceeded       (InputTooLong says it of a text to be embedded)
     +-- ModelNotFound
     +-- ParallelUnsupported, TooManyParallel
     +-- DailyLimit, DailyTokens, TooManyStreams
@@ -143,6 +143,17 @@ class ContextLengthExceeded(BadRequest):
             f"This model's maximum context length is {limit} tokens. Your messages came to {prompt_tokens} tokens, "
             "which leaves no room for an answer. Shorten the messages.",
             param="messages",
+        )
+
+
+class InputTooLong(ContextLengthExceeded):
+    """The same of a text to be embedded; `param` names it."""
+
+    def __init__(self, limit: int, tokens: int, param: str) -> None:
+        BadRequest.__init__(
+            self,
+            f"This model's maximum context length is {limit} tokens. {param} came to {tokens} tokens. Shorten it.",
+            param=param,
         )
 
 

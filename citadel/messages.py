@@ -6,9 +6,10 @@ into chunks, or folds them into one answer. Nothing here does anything.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -97,6 +98,21 @@ class ChatRequest:
     continue_final_message: bool = False
     prompt: str | tuple[int, ...] | None = None
     echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """A call for the vector of each input, text or token ids; it takes one slot, and is answered whole.
+
+    `as_base64`: the vectors are told as their bytes, not as numbers.
+    """
+
+    model: str
+    requested_model: str
+    inputs: tuple[str | tuple[int, ...], ...]
+    as_base64: bool = False
+    n: ClassVar[int] = 1
+    stream: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,4 +216,12 @@ class Done:
     usage: Usage
 
 
-CallEvent = Waiting | Started | Delta | Done
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The next input's vector, of 32-bit numbers, with the call's usage so far."""
+
+    vector: array[float]
+    usage: Usage
+
+
+CallEvent = Waiting | Started | Delta | Embedded | Done

@@ -18,7 +18,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from citadel.errors import CitadelError
-from citadel.messages import CallEvent, Delta, Done, Started, Usage
+from citadel.messages import CallEvent, Delta, Done, Embedded, Started, Usage
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MINUTES: Final = 60
@@ -150,7 +150,7 @@ class Metrics:
 
     def saw(self, measured: Measured, event: CallEvent) -> None:
         """The next event of the call's answer."""
-        if not isinstance(event, (Started, Delta, Done)):
+        if not isinstance(event, (Started, Delta, Embedded, Done)):
             return
         made, measured.usage = event.usage.completion - measured.usage.completion, event.usage
         if made <= 0:

@@ -7,10 +7,10 @@ takes is taken by an `async with` or `with` below, and given back in the opposit
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
@@ -19,14 +19,24 @@ from citadel.accounts.auth import Account
 from citadel.accounts.quota import Ledger, Reservation
 from citadel.aio import merge
 from citadel.config import Model, SamplingDefaults
-from citadel.engine import EngineInfo, Job, Piece, Sampling, Tokenizer
+from citadel.engine import EmbedJob, EngineInfo, Job, Piece, Sampling, Tokenizer
 from citadel.errors import BadRequest, ContextLengthExceeded, EngineRestarted, LlmUnavailable, ModelNotFound
-from citadel.messages import CallEvent, ChatRequest, Delta, Done, Started, TextEvent, Usage
+from citadel.messages import (
+    CallEvent,
+    ChatRequest,
+    Delta,
+    Done,
+    Embedded,
+    EmbedRequest,
+    Started,
+    TextEvent,
+    Usage,
+)
 from citadel.metrics import Metrics
 from citadel.runtime.entry import Ticket
 from citadel.runtime.installed import Prepared
 from citadel.runtime.registry import Registry
-from citadel.text import formats, prompts
+from citadel.text import formats, inputs, prompts
 from citadel.text.formats import Format
 from citadel.text.prompts import Grammars, Prompt
 from citadel.text.reader import Reader
@@ -40,8 +50,11 @@ _INLINE_BYTES: Final = 8_192
 SAMPLING_NAMES: Final = tuple(SamplingDefaults.model_fields)
 
 
+R = TypeVar("R", ChatRequest, EmbedRequest)
+
+
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Generic[R]):
     """`id` goes into the answer and, with the choice's number, to the engine. `wait_s` is for the model to load.
 
     `body_bytes` of the request: how much work the prompt can be.
@@ -49,9 +62,14 @@ class Call:
 
     id: str
     account: Account
-    request: ChatRequest
+    request: R
     wait_s: float
     body_bytes: int
+
+
+AnyCall = Call[ChatRequest] | Call[EmbedRequest]
+Texts = list[Sequence[int]]
+"""Of a call for embeddings: the tokens of each input."""
 
 
 class Pipeline:
@@ -65,7 +83,7 @@ class Pipeline:
         self._warm = False
         """Whether the template renderer has been imported."""
 
-    async def run(self, call: Call) -> AsyncGenerator[CallEvent, None]:
+    async def run(self, call: AnyCall) -> AsyncGenerator[CallEvent, None]:
         """Events of the answer. What is raised before the first event can still have a status of its own."""
         request = call.request
         with self._metrics.call(request.model) as measured:
@@ -84,7 +102,7 @@ class Pipeline:
                         prompt = await self._prompt(call, settings, await self._registry.prepare(request.model))
                     reservation.prompt_ready = reservation.model_ready = True
                     try:
-                        async with aclosing(self._generate(call, settings, prompt, ticket)) as answer:
+                        async with aclosing(self._answer(call, settings, prompt, ticket)) as answer:
                             async for event in answer:
                                 _charge(reservation, event)
                                 self._metrics.saw(measured, event)
@@ -108,21 +126,26 @@ class Pipeline:
             raise LlmUnavailable(model, "its weights are not here yet")
         return prepared
 
-    def _settings(self, request: ChatRequest) -> Model:
+    def _settings(self, request: ChatRequest | EmbedRequest) -> Model:
         """The model's, for a request that it can serve."""
         models = self._registry.config.models
         if request.model not in models:  # models.toml was read again since the name was looked up
             raise ModelNotFound(request.requested_model, list(models))
+        _check_task(request, models[request.model])
         slots = self._registry.status(request.model).slots
         if request.n > slots:
             raise BadRequest(f"n: {request.model} has {slots} slots, fewer than {request.n}", param="n")
         return models[request.model]
 
-    async def _prompt(self, call: Call, settings: Model, prepared: Prepared | None) -> Prompt:
+    async def _prompt(self, call: AnyCall, settings: Model, prepared: Prepared | None) -> Prompt | Texts:
         assert prepared is not None
         request = call.request
-        prompt = await self._rendered(request, call.body_bytes, settings, prepared)
         limit = self._registry.status(request.model).context_length or prepared.tokenizer.context_length
+        if isinstance(request, EmbedRequest):
+            reading = request, prepared.tokenizer, limit
+            small = call.body_bytes <= _INLINE_BYTES
+            return inputs.tokens(*reading) if small else await asyncio.to_thread(inputs.tokens, *reading)
+        prompt = await self._rendered(request, call.body_bytes, settings, prepared)
         if limit is not None and len(prompt.token_ids) >= limit:
             raise ContextLengthExceeded(limit, len(prompt.token_ids))
         return replace(prompt, grammar=await self._grammar(request, prompt, prepared.tokenizer))
@@ -169,14 +192,35 @@ class Pipeline:
         used = self._formats.get((model, False)) or self._formats.get((model, True))
         return used.name if used is not None else (None if name == "auto" else name)
 
-    async def _generate(
-        self, call: Call, settings: Model, prompt: Prompt, ticket: Ticket
+    def _answer(
+        self, call: AnyCall, settings: Model, prompt: Prompt | Texts, ticket: Ticket
     ) -> AsyncGenerator[CallEvent, None]:
-        request, engine = call.request, ticket.engine
+        if isinstance(prompt, Prompt):
+            assert isinstance(call.request, ChatRequest)
+            return self._generate(call.id, call.request, settings, prompt, ticket)
+        return self._embed(call.id, prompt, ticket)
+
+    async def _embed(self, id_: str, texts: Texts, ticket: Ticket) -> AsyncGenerator[CallEvent, None]:
+        engine, usage, unread, made = ticket.engine, Usage(), sum(map(len, texts)), 0
+        self._registry.listen(ticket, unread)
+        async with aclosing(engine.embed(EmbedJob(id_, texts))) as vectors:
+            async for vector in vectors:
+                self._registry.heard(ticket)
+                if made == 0:
+                    yield Started(engine.info.fingerprint, usage)
+                usage, made = Usage(prompt=usage.prompt + len(texts[made])), made + 1
+                yield Embedded(vector, usage)
+                self._registry.listen(ticket, unread - usage.prompt)
+        yield Done(usage)
+
+    async def _generate(
+        self, id_: str, request: ChatRequest, settings: Model, prompt: Prompt, ticket: Ticket
+    ) -> AsyncGenerator[CallEvent, None]:
+        engine = ticket.engine
         sampling = _sampling(request, settings, engine.info, len(prompt.token_ids))
         readers = [Reader(prompt.reading) for _ in range(request.n)]
         jobs = [
-            Job(f"{call.id}-{choice}", prompt.token_ids, _seeded(sampling, choice), prompt.grammar)
+            Job(f"{id_}-{choice}", prompt.token_ids, _seeded(sampling, choice), prompt.grammar)
             for choice in range(request.n)
         ]
         budget = self._budget(request, settings, prompt)
@@ -212,6 +256,13 @@ class Pipeline:
             return await self._grammar(request, answering, prompt.tokenizer)
 
         return reasoning.Budget(settings.reasoning_budget, fmt, prompt.tokenizer, grammar)
+
+
+def _check_task(request: ChatRequest | EmbedRequest, settings: Model) -> None:
+    if isinstance(request, EmbedRequest) != (settings.task == "embed"):
+        does = "makes embeddings and no text" if settings.task == "embed" else "makes text and no embeddings"
+        route = "/v1/embeddings" if settings.task == "embed" else "/v1/chat/completions"
+        raise BadRequest(f"model: {request.requested_model} {does}; its route is {route}", param="model")
 
 
 def _sampling(request: ChatRequest, settings: Model, info: EngineInfo, prompt_tokens: int) -> Sampling:
@@ -253,7 +304,7 @@ async def _read(
 
 def _charge(reservation: Reservation, event: CallEvent) -> None:
     """What was made so far is paid for, however the call ends."""
-    if isinstance(event, (Delta, Done)):
+    if isinstance(event, (Delta, Embedded, Done)):
         reservation.answering = True
         reservation.prompt_tokens = event.usage.prompt
         reservation.completion_tokens = event.usage.completion

@@ -59,8 +59,8 @@ class HfTokenizer:
     def vocabulary_size(self) -> int:
         return self._vocabulary_size
 
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)

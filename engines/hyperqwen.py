@@ -3,7 +3,8 @@
     hyperqwen.py           the adapter: need, open_tokenizer, load
     hyperqwen_memory.py    what a load takes; hyperqwen_args.py  how vLLM is to be started: both without vLLM
     hyperqwen_start.py     a process of vLLM started
-    hyperqwen_engine.py    the loaded engine; hyperqwen_jobs.py  a job for it; hyperqwen_process.py  its processes
+    hyperqwen_engine.py    the loaded engine; hyperqwen_process.py  its processes
+    hyperqwen_jobs.py      a job for it; hyperqwen_embed.py  one of embeddings
     hyperqwen_child.py     what runs in those processes, so that they end with the server
     gguf_weights.py        a GGUF file made into a checkpoint folder; hf_tokenizer.py  the tokenizer of such a folder
 
@@ -89,6 +90,8 @@ class Hyperqwen:
         except BaseException as error:
             reason = built.parts.processes.last_error() if isinstance(error, Exception) else None
             await _to_the_end(built.parts.take_down())
+            if isinstance(error, LlmUnavailable):
+                raise
             if isinstance(error, Exception):
                 raise LlmUnavailable(spec.model, f"it started, and then failed: {reason or _said(error)}") from error
             raise

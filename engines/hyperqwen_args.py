@@ -129,6 +129,8 @@ def make_plan(
         "shutdown_timeout": _DRAIN_S,
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
+    if spec.task == "embed":
+        arguments["runner"] = "pooling"
     if context is not None:
         arguments["max_model_len"] = context
     environment = {name: value for name, value in QUIET.items() if name not in owner}

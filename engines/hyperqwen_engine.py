@@ -28,9 +28,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from citadel.engine import EngineFinish, EngineInfo, Job, Piece
+from citadel.engine import EmbedJob, EngineFinish, EngineInfo, Job, Piece, Task, Vector
 from citadel.errors import BadRequest, CitadelError, EdgeError, EngineRestarted
 from citadel.messages import TokenLogprob
+from engines import embedding, hyperqwen_embed
 from engines.hf_tokenizer import HfTokenizer
 from engines.hyperqwen_jobs import Limits, blamed, parameters
 from engines.hyperqwen_process import Processes
@@ -85,8 +86,11 @@ def give_back() -> None:
 
 
 class VllmEngine:
-    def __init__(self, model: str, parts: Parts, info: EngineInfo, limits: Limits, tokenizer: HfTokenizer) -> None:
+    def __init__(
+        self, model: str, task: Task, parts: Parts, info: EngineInfo, limits: Limits, tokenizer: HfTokenizer
+    ) -> None:
         self._model = model
+        self._task = task
         self._parts = parts
         self._info = info
         self._limits = limits
@@ -109,8 +113,9 @@ class VllmEngine:
         return self._reason or (_ENDED if self._parts.llm.errored else None)
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece, None]:
-        if (reason := self.dead) is not None:
-            raise EngineRestarted(self._model, reason)
+        self._check_alive()
+        if self._task != "generate":
+            raise BadRequest(f"{self._model} makes embeddings and no text")
         wanted = parameters(job, self._limits)
         llm, tokenizer = self._parts.llm, self._tokenizer
         outputs = llm.generate(tokens_input(list(job.prompt)), wanted, job.id)
@@ -146,6 +151,30 @@ class VllmEngine:
             if not ended:
                 # vLLM forgets a request that was cancelled while it was being handed over.
                 await llm.abort(job.id)
+
+    async def embed(self, job: EmbedJob) -> AsyncGenerator[Vector, None]:
+        self._check_alive()
+        if self._task != "embed":
+            raise BadRequest(f"{self._model} makes text and no embeddings")
+        embedding.check(job, self._limits.context_length, self._limits.vocabulary_size)
+        started = False
+        try:
+            async with aclosing(
+                hyperqwen_embed.outputs(self._parts.llm, job, self._info.slots, self._running)
+            ) as tensors:
+                async for tensor in tensors:
+                    self._check_alive()
+                    vector = embedding.unit(tensor)
+                    started = True
+                    yield vector
+        except CitadelError:
+            raise
+        except Exception as error:
+            raise await self._translated(error, started) from error
+
+    def _check_alive(self) -> None:
+        if (reason := self.dead) is not None:
+            raise EngineRestarted(self._model, reason)
 
     async def close(self) -> None:
         if self._closing is None:

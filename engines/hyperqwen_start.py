@@ -27,8 +27,9 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from citadel.engine import EngineInfo, EngineSpec
+from citadel.engine import EngineInfo, EngineSpec, Task
 from citadel.errors import LlmUnavailable
+from engines import hyperqwen_embed
 from engines.hf_tokenizer import HfTokenizer, read_json
 from engines.hyperqwen_args import Plan, Platform, check_options
 from engines.hyperqwen_engine import Parts, VllmEngine, give_back
@@ -52,6 +53,7 @@ class Built:
     """A vLLM that runs, and what was learnt of it."""
 
     model: str
+    task: Task
     parts: Parts
     info: EngineInfo
     limits: Limits
@@ -59,7 +61,7 @@ class Built:
 
     def engine(self) -> VllmEngine:
         """On the event loop that the engine is to live on."""
-        return VllmEngine(self.model, self.parts, self.info, self.limits, self.tokenizer)
+        return VllmEngine(self.model, self.task, self.parts, self.info, self.limits, self.tokenizer)
 
     async def first_answer(self) -> None:
         """A job of our own, before anybody's: that it makes a token says more than that it has started.
@@ -69,13 +71,18 @@ class Built:
         0.32); after one of this length it takes any.
         """
         llm = self.parts.llm
-        await llm.get_supported_tasks()
+        if self.task not in (tasks := await llm.get_supported_tasks()):
+            raise LlmUnavailable(self.model, f"vLLM cannot {self.task} with it, it can {', '.join(tasks)}")
         if llm.vllm_config.parallel_config.pipeline_parallel_size > 1:
             # What a stage is handed by the one before goes into a buffer that only a pass without a job makes: vLLM's
             # warm-up has one, and is left out where nothing is compiled.
             await llm.collective_rpc("execute_dummy_batch")
         prompt = tokens_input([0] * min(_FIRST_TOKENS, self.limits.context_length - 1))
-        async with aclosing(llm.generate(prompt, SamplingParams(max_tokens=1), "first")) as answer:
+        if self.task == "embed":
+            answer = llm.encode(prompt, hyperqwen_embed.parameters(), "first")
+        else:
+            answer = llm.generate(prompt, SamplingParams(max_tokens=1), "first")
+        async with aclosing(answer):
             async for _output in answer:
                 continue
         await llm.reset_prefix_cache()
@@ -108,7 +115,7 @@ def start(
         guesses=config.speculative_config is not None,
     )
     info = EngineInfo(limits.context_length, config.scheduler_config.max_num_seqs, fingerprint, defaults)
-    return Built(spec.model, Parts(llm, processes, folder), info, limits, tokenizer)
+    return Built(spec.model, spec.task, Parts(llm, processes, folder), info, limits, tokenizer)
 
 
 def _running(spec: EngineSpec, config: VllmConfig, folder: Path, processes: Processes) -> AsyncLLM:
@@ -116,7 +123,7 @@ def _running(spec: EngineSpec, config: VllmConfig, folder: Path, processes: Proc
         _log_to(folder, config)
         llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         processes.settle()
-        _warm_up(llm)
+        _warm_up(llm, spec.task)
     except Exception as error:  # noqa: BLE001 - all that vLLM raises means the same here
         _LOG.debug("vLLM did not start", exc_info=True)
         reason = processes.last_error() or _reason(error)
@@ -128,12 +135,13 @@ def _running(spec: EngineSpec, config: VllmConfig, folder: Path, processes: Proc
     raise LlmUnavailable(spec.model, f"vLLM did not start: {reason}")
 
 
-def _warm_up(llm: AsyncLLM) -> None:
+def _warm_up(llm: AsyncLLM, task: Task) -> None:
     """Let vLLM import and look up here, in a thread, what it else would on the event loop, for the first job."""
     guidance = llm.vllm_config.structured_outputs_config.backend == "guidance"
     grammar = StructuredOutputsParams(grammar='start: "a"') if guidance else None
-    wanted = SamplingParams(max_tokens=1, structured_outputs=grammar)
-    llm.input_processor.process_inputs("warm-up", tokens_input([0]), wanted, supported_tasks=("generate",))
+    generating = SamplingParams(max_tokens=1, structured_outputs=grammar)
+    wanted = generating if task == "generate" else hyperqwen_embed.parameters()
+    llm.input_processor.process_inputs("warm-up", tokens_input([0]), wanted, supported_tasks=(task,))
 
 
 def _log_to(folder: Path, config: VllmConfig) -> None:

@@ -2,6 +2,7 @@
 
     llama.py           the adapter, and the engine as the event loop sees it
     llama_worker.py    the thread that owns the model: load, decode for all jobs together, free
+    llama_embed.py     the thread of a model for embeddings
     llama_batch.py     which sequence computes what next (pure), in the words of llama_step.py; llama_draft.py guesses
     llama_cache.py     the prompts that lost their place
     llama_sampling.py  a token from logits; llama_grammar.py, llama_text.py beside it
@@ -18,10 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from citadel.engine import Piece
 from citadel.errors import BadRequest, CitadelError, ContextLengthExceeded, EngineRestarted, LlmUnavailable
-from engines import llama_room
+from engines import embedding, llama_room
+from engines.llama_embed import EmbedWorker
 from engines.llama_log import log
 from engines.llama_text import Tokenizer
 from engines.llama_worker import Abort, Begin, Ended, Ready, Worker
@@ -29,7 +33,7 @@ from engines.llama_worker import Abort, Begin, Ended, Ready, Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from citadel.engine import EngineInfo, EngineSpec, Job, Need, Piece, Progress, Sampling
+    from citadel.engine import EmbedJob, EngineInfo, EngineSpec, Job, Need, Progress, Sampling, Vector
     from engines.llama_worker import Happened, News
 
 
@@ -64,8 +68,15 @@ class _Flight:
     """A running job, on the event loop's side. `over`: the thread no longer works on it."""
 
     def __init__(self) -> None:
-        self.mailbox: asyncio.Queue[Piece | CitadelError] = asyncio.Queue()
+        self.mailbox: asyncio.Queue[Piece | Vector | CitadelError] = asyncio.Queue()
         self.over = asyncio.Event()
+
+    async def next(self) -> Piece | Vector:
+        """What the thread made next; raises its error."""
+        item = await self.mailbox.get()
+        if isinstance(item, CitadelError):
+            raise item
+        return item
 
 
 class LlamaEngine:
@@ -80,7 +91,8 @@ class LlamaEngine:
         # Who cancelled the load does not ask why it then failed.
         self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self._ended = asyncio.Event()
-        self._worker = Worker(spec, progress, self._tell, name)
+        worker = EmbedWorker if spec.task == "embed" else Worker
+        self._worker = worker(spec, progress, self._tell, name)
         self._worker.start()
 
     @property
@@ -97,29 +109,48 @@ class LlamaEngine:
     async def generate(self, job: Job) -> AsyncGenerator[Piece, None]:
         self._check_alive()
         ready = self._ready.result()
+        if ready.grammars is None:
+            raise BadRequest(f"{self._model} makes embeddings and no text")
         _check_job(job, ready)
-        if job.id in self._flights:
-            raise BadRequest(f"A job {job.id!r} is running already")
         matcher = await asyncio.to_thread(ready.grammars.compile, job.grammar) if job.grammar is not None else None
-        self._check_alive()
-        flight = self._flights[job.id] = _Flight()
-        self._worker.orders.put(Begin(job, matcher))
-        try:
+        async with self._flying(Begin(job, matcher)) as flight:
             while True:
-                item = await flight.mailbox.get()
-                if isinstance(item, CitadelError):
-                    raise item
-                yield item
-                if item.finish:
+                piece = await flight.next()
+                assert isinstance(piece, Piece)
+                yield piece
+                if piece.finish:
                     return
-        finally:
-            await self._settle(job.id, flight)
+
+    async def embed(self, job: EmbedJob) -> AsyncGenerator[Vector, None]:
+        self._check_alive()
+        ready = self._ready.result()
+        if ready.grammars is not None:
+            raise BadRequest(f"{self._model} makes text and no embeddings")
+        embedding.check(job, ready.info.context_length, ready.vocabulary.size)
+        async with self._flying(Begin(job)) as flight:
+            for _ in job.texts:
+                vector = await flight.next()
+                assert not isinstance(vector, Piece)
+                yield vector
 
     async def close(self) -> None:
         self._die("it was unloaded")
         self._worker.cancel()
         await _until(self._ended)
         await asyncio.to_thread(self._worker.join)
+
+    @asynccontextmanager
+    async def _flying(self, order: Begin) -> AsyncGenerator[_Flight]:
+        job_id = order.job.id
+        self._check_alive()
+        if job_id in self._flights:
+            raise BadRequest(f"A job {job_id!r} is running already")
+        flight = self._flights[job_id] = _Flight()
+        self._worker.orders.put(order)
+        try:
+            yield flight
+        finally:
+            await self._settle(job_id, flight)
 
     async def _settle(self, job_id: str, flight: _Flight) -> None:
         """Returns when the thread is done with the job, also if this is cancelled meanwhile."""
@@ -162,8 +193,8 @@ class LlamaEngine:
         flight = self._flights.get(happened.job_id)
         if flight is None:
             return
-        item = happened.piece or happened.error
-        if item:
+        item = happened.error if happened.made is None else happened.made
+        if item is not None:
             flight.mailbox.put_nowait(item)
         if happened.over:
             del self._flights[happened.job_id]

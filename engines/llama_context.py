@@ -74,6 +74,16 @@ class Batch:
             self.outputs.extend(range(end - outputs, end))
         self.count = end
 
+    def check(self, room: int, sequences: int, vocabulary: int) -> None:
+        """To be called before each use: llama.cpp would abort, or read beyond its memory."""
+        count = self.struct.n_tokens = self.count
+        if not 0 < count <= min(room, self.capacity):
+            raise NativeError(f"a batch of {count} tokens where {room} fit")
+        if self.sequence[:count].min() < 0 or self.sequence[:count].max() >= sequences:
+            raise NativeError("a batch names a sequence that there is not")
+        if self.token[:count].min() < 0 or self.token[:count].max() >= vocabulary:
+            raise NativeError("a batch has a token that is not in the vocabulary")
+
 
 class Context:
     """The memory of `sequences` sequences, and the compute that fills it."""
@@ -96,6 +106,8 @@ class Context:
         self._free = weakref.finalize(self, lib.llama_free, handle)
         self._free.atexit = False
         self._memory = lib.llama_get_memory(handle)
+        if not self._memory:
+            raise NativeError(f'a {model.architecture} model makes embeddings and no text: set task = "embed"')
         self.sequences = sequences
         self.batch_size = int(lib.llama_n_batch(handle))
         self.sequence_length = int(lib.llama_n_ctx_seq(handle))
@@ -113,16 +125,9 @@ class Context:
 
     def decode(self, batch: Batch) -> int:
         """llama_decode's code: 0 done, 1 no room (nothing changed), 2 aborted, negative failed."""
-        count = batch.count
-        if not 0 < count <= min(self.batch_size, batch.capacity):
-            raise NativeError(f"a batch of {count} tokens where {self.batch_size} fit")
-        if batch.sequence[:count].min() < 0 or batch.sequence[:count].max() >= self.sequences:
-            raise NativeError("a batch names a sequence that there is not")
-        if batch.token[:count].min() < 0 or batch.token[:count].max() >= self._model.vocabulary.size:
-            raise NativeError("a batch has a token that is not in the vocabulary")
+        batch.check(self.batch_size, self.sequences, self._model.vocabulary.size)
         if len(batch.outputs) > self.most_outputs:
             raise NativeError(f"a batch asks for {len(batch.outputs)} outputs where {self.most_outputs} fit")
-        batch.struct.n_tokens = count
         code = int(lib.llama_decode(self.handle, batch.struct))
         self._outputs = list(batch.outputs) if code == 0 else []
         return code

@@ -49,10 +49,10 @@ class Weights:
         workload = Workload(
             cells(spec, settings, self),
             spec.slots + DRAFTING * settings.draft,
-            context["n_ubatch"],
+            computed(spec, settings, self),
             context["type_k"],
             context["type_v"],
-            kept=settings.prompt_cache,
+            kept=settings.prompt_cache if spec.task == "generate" else 0,
         )
         with _refusing(spec, self.path):
             return describe(self.table, workload)
@@ -110,9 +110,18 @@ def context_length(spec: EngineSpec, weights: Weights) -> int:
     length = spec.context_length or weights.context_length
     if not length:
         raise LlmUnavailable(spec.model, "the file names no context length; set context_length")
-    return length
+    # A model for embeddings may have learnt each position, and reads beyond its own memory after the last.
+    return min(length, weights.context_length or length) if spec.task == "embed" else length
 
 
 def cells(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
     """Tokens that the cache holds, all slots together."""
+    if spec.task == "embed":
+        return computed(spec, settings, weights)
     return settings.cells or spec.slots * context_length(spec, weights)
+
+
+def computed(spec: EngineSpec, settings: Settings, weights: Weights) -> int:
+    """Tokens that are computed at once. A text to be embedded is computed whole, with others where there is room."""
+    size: int = settings.context["n_ubatch"]
+    return max(size, context_length(spec, weights)) if spec.task == "embed" else size

@@ -194,13 +194,13 @@ class Vocabulary:
         marker = piece.startswith(b"<") and piece.endswith(b">")
         return bool(kind & lib.LLAMA_TOKEN_ATTR_CONTROL or (kind & lib.LLAMA_TOKEN_ATTR_USER_DEFINED and marker))
 
-    def tokenize(self, data: bytes) -> list[int]:
-        """Texts of special tokens become those tokens; nothing is added."""
+    def tokenize(self, data: bytes, *, add_special: bool = False) -> list[int]:
+        """Texts of special tokens become those tokens; with `add_special` the file's own go around the text."""
         room = len(data) + 16
         while True:
             tokens = np.empty(room, np.int32)
             address = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-            count = lib.llama_tokenize(self.handle, data, len(data), address, room, False, True)
+            count = lib.llama_tokenize(self.handle, data, len(data), address, room, add_special, True)
             if count >= 0:
                 return tokens[:count].tolist()
             if count == -(2**31):

@@ -22,6 +22,7 @@ _CACHE_TYPES: Final = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_
 SMALL_CACHE: Final = {"type_k": _CACHE_TYPES["q8_0"], "type_v": _CACHE_TYPES["q8_0"]}
 """What halves the cache at next to no loss."""
 _SPLITS: Final = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+_POOLINGS: Final = {"mean": 1, "cls": 2, "last": 3}
 _ROPE_SCALINGS: Final = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _LOAD: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
 """llama_load_mode by `use_mmap` and `use_mlock`."""
@@ -121,6 +122,7 @@ OPTIONS: Final[dict[str, Option]] = {
     "type_v": Option(_one_of(_CACHE_TYPES), _CACHE_TYPES["f16"], "context", "type_v"),
     "offload_kqv": Option(_flag, None, "context", "offload_kqv"),
     "op_offload": Option(_flag, None, "context", "op_offload"),
+    "pooling": Option(_one_of(_POOLINGS), None, "context", "pooling_type"),
     "rope_scaling_type": Option(_one_of(_ROPE_SCALINGS), None, "context", "rope_scaling_type"),
     "rope_freq_base": Option(_number, None, "context", "rope_freq_base"),
     "rope_freq_scale": Option(_number, None, "context", "rope_freq_scale"),

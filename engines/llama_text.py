@@ -37,11 +37,20 @@ class Tokenizer:
         self.vocabulary_size = self._vocabulary.size
         self.special_tokens = {name: self.decode([token]) for name, token in self._vocabulary.special().items()}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         data = text.encode("utf-8", "replace")
         if len(data) <= CHUNK_BYTES or self._cuts is None:
-            return self._vocabulary.tokenize(data)
-        return [token for part in chunks(data, self._cuts) for token in self._vocabulary.tokenize(part)]
+            return self._vocabulary.tokenize(data, add_special=add_special)
+        tokens = [token for part in chunks(data, self._cuts) for token in self._vocabulary.tokenize(part)]
+        first, last = self._around if add_special else ([], [])
+        return [*first, *tokens, *last]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """What the file has put before and behind a text."""
+        bare, whole = self._vocabulary.tokenize(b"a"), self._vocabulary.tokenize(b"a", add_special=True)
+        at = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+        return whole[:at], whole[at + len(bare) :]
 
     @cached_property
     def _cuts(self) -> re.Pattern[bytes] | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import queue
 import threading
 from array import array
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from citadel.engine import EngineInfo, Piece
+from citadel.engine import EngineInfo, Job, Piece
 from citadel.errors import CitadelError, EdgeError, LlmUnavailable
 from engines import llama_files, llama_room, plan_rates
 from engines.llama_batch import Planner
@@ -31,12 +32,12 @@ from engines.llama_text import Text
 from engines.plan_cost import forecast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from citadel.engine import EngineFinish, EngineSpec, Job, Placement, Progress
+    from citadel.engine import EmbedJob, EngineFinish, EngineSpec, Placement, Progress, Vector
     from engines.llama_native import Vocabulary
     from engines.llama_sampling import Choice
     from engines.llama_step import Step, Work
@@ -47,8 +48,8 @@ _LOADED_WEIGHTS = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    job: Job
-    matcher: Matcher | None
+    job: Job | EmbedJob
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +64,21 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """`piece` or `error` of a job, or neither; when `over`, the thread no longer works on it."""
+    """What was made for a job, its error, or neither; when `over`, the thread no longer works on it."""
 
     job_id: str
-    piece: Piece | None = None
+    made: Piece | Vector | None = None
     error: CitadelError | None = None
     over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
+    """`grammars`: of a model that generates."""
+
     info: EngineInfo
     vocabulary: Vocabulary
-    grammars: Grammars
+    grammars: Grammars | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,21 @@ class _Task:
         return self.run.cached or 0
 
 
+class Duty(Protocol):
+    """What the thread does between two orders: `step()` computes once for all tasks; `news` is what came of it."""
+
+    news: list[Happened]
+
+    @property
+    def tasks(self) -> Mapping[str, Any]: ...
+
+    def begin(self, order: Begin) -> None: ...
+
+    def abort(self, job_id: str) -> None: ...
+
+    def step(self) -> None: ...
+
+
 class Worker(threading.Thread):
     def __init__(self, spec: EngineSpec, progress: Progress, tell: Callable[[News], None], engine: str) -> None:
         """`tell` is called on this thread and must not block. `engine` is llama or strata. `start()` begins to load."""
@@ -157,37 +175,48 @@ class Worker(threading.Thread):
         weights = llama_files.Weights(self._spec)
         weights.check_complete(self._spec)
         placing = Placing(llama_room.plan_of(self._spec, settings, weights), settings)
-        model = context = grammars = None
+        model = None
         try:
             self._report(0.0)
             model = Model.load(weights.path, {**settings.model, **placing.fields}, self._go_on)
             if not model.generates_text:
                 raise LlmUnavailable(self._spec.model, f"a {model.architecture} model does not generate text")
-            context = _make_context(self._spec, settings, weights, model)
-            if self._cancelled:
-                return
-            grammars = Grammars(model.vocabulary)
-            info = _info(self._spec, self._engine, weights, context, self._placement(placing, model, weights))
-            decoder = Decoder(context, model.vocabulary, info.context_length, settings)
-            sessions = Sessions(self._spec, settings, info.fingerprint)
-            sessions.restore(decoder.planner)
-            self._report(1.0)
-            self._tell(Ready(info, model.vocabulary, grammars))
-            self._serve(decoder)
-            sessions.keep(decoder.planner, context)
+            placement = self._placement(placing, model, weights)
+            with self._opened(settings, weights, model, placement) as (work, ready):
+                if self._cancelled:
+                    return
+                self._report(1.0)
+                self._tell(ready)
+                self._serve(work)
         except NativeError as error:
             raise LlmUnavailable(self._spec.model, str(error)) from None
         finally:
-            if grammars:
-                grammars.close()
-            if context:
-                context.close()
             if model:
                 model.close()
 
     def _placement(self, placing: Placing, model: Model, weights: llama_files.Weights) -> Placement:
         rates = plan_rates.load(self._spec.data_dir)
         return placing.placement(model, weights.table, forecast(placing.plan, rates).tokens_per_s)
+
+    @contextmanager
+    def _opened(
+        self, settings: Settings, weights: llama_files.Weights, model: Model, placement: Placement
+    ) -> Generator[tuple[Duty, Ready], None, None]:
+        """What this thread is for, with all that it takes beside the model."""
+        context = _make_context(self._spec, settings, weights, model)
+        grammars = None
+        try:
+            grammars = Grammars(model.vocabulary)
+            info = _info(self._spec, self._engine, weights, context, placement)
+            decoder = Decoder(context, model.vocabulary, info.context_length, settings)
+            sessions = Sessions(self._spec, settings, info.fingerprint)
+            sessions.restore(decoder.planner)
+            yield decoder, Ready(info, model.vocabulary, grammars)
+            sessions.keep(decoder.planner, context)
+        finally:
+            if grammars:
+                grammars.close()
+            context.close()
 
     def _go_on(self, fraction: float) -> bool:
         self._report(fraction * _LOADED_WEIGHTS)
@@ -197,17 +226,17 @@ class Worker(threading.Thread):
         self._reached = max(self._reached, min(1.0, fraction))
         self._progress(self._reached)
 
-    def _serve(self, decoder: Decoder) -> None:
-        while self._take_orders(decoder):
-            if decoder.tasks:
-                decoder.step()
-            if decoder.news:
-                self._tell(decoder.news)
-                decoder.news = []
+    def _serve(self, work: Duty) -> None:
+        while self._take_orders(work):
+            if work.tasks:
+                work.step()
+            if work.news:
+                self._tell(work.news)
+                work.news = []
 
-    def _take_orders(self, decoder: Decoder) -> bool:
+    def _take_orders(self, work: Duty) -> bool:
         """Waits for an order where there is nothing to do; False when told to stop."""
-        wait = not decoder.tasks
+        wait = not work.tasks
         while True:
             try:
                 order = self.orders.get(block=wait)
@@ -217,13 +246,13 @@ class Worker(threading.Thread):
             if isinstance(order, Stop):
                 return False
             if isinstance(order, Begin):
-                decoder.begin(order)
+                work.begin(order)
             else:
-                decoder.abort(order.job_id)
+                work.abort(order.job_id)
 
 
 class Decoder:
-    """All jobs of one context. `step()` decodes once for all of them; `news` is what came of it."""
+    """`Duty`: all jobs of one context. A step decodes once for all of them."""
 
     def __init__(self, context: Context, vocabulary: Vocabulary, context_length: int, settings: Settings) -> None:
         prompt = min(settings.context["n_ubatch"], context.batch_size)
@@ -248,6 +277,7 @@ class Decoder:
         self._batch = Batch(context.batch_size)
 
     def begin(self, order: Begin) -> None:
+        assert isinstance(order.job, Job)
         task = _Task(order.job, order.matcher, self._vocabulary, self._context_length)
         self.tasks[order.job.id] = task
         self.planner.add(task.run)

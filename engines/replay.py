@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from citadel.engine import EngineFinish, EngineInfo, EngineSpec, Job, Need, Piece, Progress
+from citadel.engine import EmbedJob, EngineFinish, EngineInfo, EngineSpec, Job, Need, Piece, Progress, Vector
 from citadel.errors import BadRequest, ContextLengthExceeded, EdgeError, EngineRestarted, LlmUnavailable
 
 CONTEXT_LENGTH: Final = 1_000_000
@@ -64,7 +65,7 @@ class ReplayTokenizer:
     context_length: int | None = CONTEXT_LENGTH
     vocabulary_size: int = _VOCABULARY
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:  # noqa: ARG002 - it has none
         return [ord(character) for character in text]
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -121,6 +122,10 @@ class ReplayEngine:
             await self._pause(line, len(pieces))
         if not pieces:
             yield Piece("", (0,), finish=line.finish)
+
+    async def embed(self, job: EmbedJob) -> AsyncGenerator[Vector, None]:  # noqa: ARG002 - recorded output is text
+        raise BadRequest("The replay engine makes no embeddings")
+        yield array("f")
 
     async def close(self) -> None:
         self._die("the engine was closed")

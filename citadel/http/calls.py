@@ -18,7 +18,7 @@ from citadel.errors import BadHeader, BadRequest, ModelNotFound, UnsupportedMedi
 from citadel.http import stream
 from citadel.http.middleware import json_response
 from citadel.http.services import ACCOUNT, SERVICES
-from citadel.messages import ChatRequest
+from citadel.messages import ChatRequest, EmbedRequest
 from citadel.pipeline import Call
 from citadel.wire.dialect import Dialect
 from citadel.wire.request import parse_json
@@ -28,6 +28,7 @@ _MOST_DIGITS: Final = 12
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]+")
 
 T = TypeVar("T")
+R = TypeVar("R", ChatRequest, EmbedRequest)
 Translate = Callable[[Mapping[str, Any], str, str], T]
 """A body, the configured id of the model, and the name that the caller used for it -> what is asked."""
 
@@ -57,7 +58,7 @@ async def read(request: web.Request, translate: Translate[T]) -> Asked[T]:
     return Asked(what, len(raw), wait_s)
 
 
-async def read_call(request: web.Request, translate: Translate[ChatRequest]) -> Call:
+async def read_call(request: web.Request, translate: Translate[R]) -> Call[R]:
     asked = await read(request, translate)
     server, wait_s = request.app[SERVICES].config.server, asked.wait_s
     if wait_s is None:
@@ -65,7 +66,9 @@ async def read_call(request: web.Request, translate: Translate[ChatRequest]) -> 
     return Call(secrets.token_hex(8), request[ACCOUNT], asked.what, wait_s, asked.body_bytes)
 
 
-async def answer(request: web.Request, call: Call, dialect: Dialect) -> web.StreamResponse:
+async def answer(
+    request: web.Request, call: Call[ChatRequest] | Call[EmbedRequest], dialect: Dialect
+) -> web.StreamResponse:
     services = request.app[SERVICES]
     async with aclosing(services.pipeline.run(call)) as events:
         if call.request.stream:

@@ -10,6 +10,7 @@ from aiohttp import web
 from citadel.http import calls
 from citadel.http.guard import Route
 from citadel.http.services import SERVICES
+from citadel.messages import ChatRequest
 from citadel.pipeline import Call
 from citadel.wire.completions import CompletionAnswer, CompletionBody, completion_request
 from citadel.wire.request import ChatBody, chat_request
@@ -28,7 +29,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     return await calls.answer(request, call, CompletionAnswer(_answering(request, call, "cmpl"), call.request))
 
 
-def _answering(request: web.Request, call: Call, prefix: str) -> Answering:
+def _answering(request: web.Request, call: Call[ChatRequest], prefix: str) -> Answering:
     return Answering(
         id=f"{prefix}-{call.id}",
         created=int(time.time()),

@@ -38,6 +38,7 @@ def engine_spec(model: str, config: Config, source: Path, room: Need | None = No
         options=settings.options,
         data_dir=config.server.data_dir,
         room=room,
+        task=settings.task,
     )
 
 

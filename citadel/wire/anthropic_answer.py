@@ -14,6 +14,7 @@ from citadel.messages import (
     Content,
     Delta,
     Done,
+    Embedded,
     Finished,
     Reasoning,
     Started,
@@ -58,7 +59,7 @@ class MessageAnswer:
                 yield from self._close()
                 yield self._end(event.usage)
                 yield "message_stop", {"type": "message_stop"}
-            case Waiting():
+            case Waiting() | Embedded():
                 return
 
     def failed(self, error: CitadelError) -> list[Sse]:

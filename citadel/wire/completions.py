@@ -16,6 +16,7 @@ from citadel.messages import (
     Content,
     Delta,
     Done,
+    Embedded,
     Finished,
     Started,
     TokenLogprob,
@@ -124,7 +125,7 @@ class CompletionAnswer:
                 yield self._chunk(choice, "", None, finished.reason, event.usage)
             case Done() if self._answering.include_usage:
                 yield None, {**self._envelope([]), "usage": usage(event.usage)}
-            case Done() | Waiting() | Delta():
+            case Done() | Waiting() | Delta() | Embedded():
                 return
 
     def failed(self, error: CitadelError) -> list[Sse]:

@@ -15,6 +15,7 @@ from citadel.messages import (
     Content,
     Delta,
     Done,
+    Embedded,
     Finished,
     Reasoning,
     Started,
@@ -98,7 +99,7 @@ def chunks(answering: Answering, event: CallEvent, fingerprint: str) -> Iterator
             for choice in range(answering.n):
                 delta: Json = {"role": "assistant", "content": ""}
                 yield _chunk(answering, fingerprint, choice, delta, None, event.usage)
-        case Delta(event=ToolCallEnded()) | Waiting():
+        case Delta(event=ToolCallEnded()) | Waiting() | Embedded():
             return
         case Delta():
             yield _delta_chunk(answering, event, fingerprint)
@@ -179,7 +180,7 @@ def fold(answering: Answering, events: Iterable[CallEvent], *, logprobs: bool) -
                 choices[event.choice].add(event.event)
             case Done():
                 total = event.usage
-            case Waiting():
+            case Waiting() | Embedded():
                 continue
     answers = [_answer(answering, index, choice, logprobs=logprobs) for index, choice in enumerate(choices)]
     return {**answering.envelope("chat.completion", fingerprint, answers), "usage": usage(total)}

@@ -14,6 +14,7 @@ from citadel.messages import (
     Content,
     Delta,
     Done,
+    Embedded,
     Finished,
     NamedTool,
     Reasoning,
@@ -84,7 +85,7 @@ class ResponseAnswer:
                 else:
                     self._response["status"] = "completed"
                 yield self._event(f"response.{self._response['status']}", response=self._so_far())
-            case Waiting():
+            case Waiting() | Embedded():
                 return
 
     def failed(self, error: CitadelError) -> list[Sse]:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from citadel.engine import Adapter, Engine, EngineSpec, Job, Piece, Sampling, Tokenizer
@@ -168,6 +170,12 @@ async def loaded(rig: Rig, spec: EngineSpec, **options: object) -> AsyncIterator
         yield engine
     finally:
         await engine.close()
+
+
+def left_behind() -> tuple[set[str], set[int]]:
+    """Threads (but the event loop's own pool) and child processes."""
+    threads = {each.name for each in threading.enumerate() if not each.name.startswith("asyncio_")}
+    return threads, {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 async def all_of(engine: Engine, job: Job) -> list[Piece]:

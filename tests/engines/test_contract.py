@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
-from rigs import ANSWERS, CONTEXT_LENGTH, SLOTS, Jobs, Rig, all_of, loaded, stream, text_of, tokens_of
+from rigs import ANSWERS, CONTEXT_LENGTH, SLOTS, Jobs, Rig, all_of, left_behind, loaded, stream, text_of, tokens_of
 
 from citadel.engine import Engine, EngineSpec, Piece, Sampling, Tokenizer
 from citadel.errors import BadRequest, CitadelError, ContextLengthExceeded, EngineRestarted, LlmUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def left_behind() -> tuple[set[str], set[int]]:
-    """Threads (but the event loop's own pool) and child processes."""
-    threads = {each.name for each in threading.enumerate() if not each.name.startswith("asyncio_")}
-    return threads, {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 # An adapter.

@@ -72,6 +72,8 @@ async def server(tmp_path: Path) -> AsyncGenerator[Serving]:
     replay = {"engine": "replay", "source": source, "context_length": 2048, "notes": "plays", "format": "hermes"}
     models = {"smollm2": {**replay, "cold_start_s": 2}, "smollm2-vllm": {**replay, "cold_start_s": 30}}
     models["smollm2-vllm"]["replay"] = {"load_s": 0.5}
+    tiny = str(ROOT / "tests" / "models" / "tiny.gguf")
+    models["embedder"] = {"engine": "llama", "source": tiny, "task": "embed", "llama": {"pooling": "mean"}}
     async with serving(make_config(tmp_path, models), scopes=("llm", "gpu", "admin")) as running:
         yield running
 
