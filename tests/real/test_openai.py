@@ -13,7 +13,7 @@ import pytest
 from tests.process import ROOT
 from tests.real.conftest import MODELS, RealServer, asking
 
-SCRIPT = ROOT / "tests" / "clients" / "openai_session.py"
+SCRIPT = ROOT / "tests" / "clients" / "scripts" / "openai_session.py"
 OLD_SDK = ROOT / ".venv" / "openai-2"
 LIMIT = 33_554_432
 
