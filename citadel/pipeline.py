@@ -88,6 +88,7 @@ class Pipeline:
         request = call.request
         with self._metrics.call(request.model) as measured:
             settings = self._settings(request)
+            _check_task(request, settings)
             limits = call.id, call.account, request.model, settings.effective_max_parallel
             with self._ledger.reserve(*limits) as reservation:
                 prepared = await self._registry.prepare(request.model)
@@ -131,7 +132,6 @@ class Pipeline:
         models = self._registry.config.models
         if request.model not in models:  # models.toml was read again since the name was looked up
             raise ModelNotFound(request.requested_model, list(models))
-        _check_task(request, models[request.model])
         slots = self._registry.status(request.model).slots
         if request.n > slots:
             raise BadRequest(f"n: {request.model} has {slots} slots, fewer than {request.n}", param="n")
