@@ -22,6 +22,8 @@ ENGINES = ("llama", "hyperqwen")
 """The models of `tiny_server`; ENGINE-embed makes embeddings with the same weights."""
 
 _TINY = f"""
+[server]
+wait_s = 900 # a busy machine may take minutes to start vLLM
 [models.llama]
 engine = "llama"
 source = "{ROOT}/tests/models/tiny.gguf"
