@@ -35,7 +35,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec(source: Path, **options: Any) -> EngineSpec:
-    return EngineSpec("bert", source, None, 2, None, None, source.parent, {"n_threads": 1, **options}, "embed")
+    return EngineSpec("bert", source, None, 2, None, None, source.parent, {"n_threads": 1, **options}, task="embed")
 
 
 @asynccontextmanager
