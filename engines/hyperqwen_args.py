@@ -35,7 +35,7 @@ _GUESSES: Final = {
     "prompt_lookup_max": 4,
 }
 """For `mode = "single"` on a GPU: what followed the last tokens before is guessed to follow again, and checked in one
-step. Not on a CPU: there steps that check guesses made all of it ten times slower (measured)."""
+step. Not on a CPU: there vLLM itself warns of a loss, and the one answer that was timed was ten times slower."""
 
 _DRAIN_S: Final = 3600
 """A terminal's Ctrl-C and a service manager's SIGTERM reach vLLM's processes as well as ours. They must then finish
