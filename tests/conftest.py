@@ -65,9 +65,12 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    config: Config, *, scopes: Sequence[str] = ("llm", "admin"), port: int = 0
+    config: Config, *, scopes: Sequence[str] = ("llm", "admin"), port: int = 0, keep_alive: bool = True
 ) -> AsyncGenerator[Serving]:
-    """The real application on a real socket; at the end nothing may be left held."""
+    """The real application on a real socket; at the end nothing may be left held.
+
+    `keep_alive`: whether the session keeps connections open between calls.
+    """
     key = await asyncio.to_thread(_new_key, config, scopes)
     async with app.services(config) as services:
         runner = connections(app.build(services))
@@ -75,7 +78,8 @@ async def serving(
         await web.TCPSite(runner, "127.0.0.1", port).start()
         headers = {"Authorization": f"Bearer {key}"}
         try:
-            async with aiohttp.ClientSession(headers=headers) as session:
+            connector = aiohttp.TCPConnector(force_close=not keep_alive)
+            async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
                 yield Serving(f"http://127.0.0.1:{runner.addresses[0][1]}", key, services, session, runner)
         finally:
             await runner.cleanup()

@@ -46,6 +46,7 @@ async def snapshot(services: Services) -> dict[str, Any]:
     unused, hours = Throughput(), [rate.last_hour(now) for rate in rates.values()]
     return {
         "offline": services.gate.offline,
+        "open_calls": services.ledger.open_calls,
         "tokens_per_s": sum(rate.now(now) for rate in rates.values()),
         "hour": [sum(minute) for minute in zip(*hours, strict=True)] or [0.0] * MINUTES,
         "memory": {"ram": {"total": total.ram, "free": ram}, "gpu": {"total": total.gpu, "free": gpu}},

@@ -67,7 +67,8 @@ def started(folder: Path, models: str) -> Generator[RealServer]:
 
 @asynccontextmanager
 async def connected(server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
-    headers = {"Authorization": f"Bearer {server.key}"}
+    """A session whose calls wait for a model as long as a load may take on a busy machine."""
+    headers = {"Authorization": f"Bearer {server.key}", "X-LLM-Wait": "280"}
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(server.url, headers=headers, timeout=timeout) as opened:
         yield opened

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from citadel.accounts import store
 from tests.conftest import Serving, make_config, serving
+from tests.integrity import drill
 from tests.models.export import GGUF
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -42,12 +44,14 @@ def cut_short(cut: Path, part: float) -> None:
 async def test_weights_cut_short_make_one_model_unavailable(tmp_path: Path, part: float) -> None:
     cut = tmp_path / "cut.gguf"
     await asyncio.to_thread(cut_short, cut, part)
-    async with serving(config(tmp_path, m=Path(GGUF), cut=cut)) as server:
-        async with server.chat(model="cut") as response:
-            error = (await response.json())["error"]
-            assert (response.status, error["code"], error["type"]) == (502, "llm-unavailable", "llm-unavailable")
-            assert error["reason"]
-        assert await tokens(server) > 4
+    async with serving(config(tmp_path, m=Path(GGUF), cut=cut), keep_alive=False) as server:
+        await tokens(server)
+        async with drill(server.session, server.url, os.getpid()) as delivered:
+            async with server.chat(model="cut") as response:
+                error = (await response.json())["error"]
+                assert (response.status, error["code"], error["type"]) == (502, "llm-unavailable", "llm-unavailable")
+                assert error["reason"]
+            delivered.whole({"total_tokens": await tokens(server)})
         server.services.registry.check_integrity()
 
 
@@ -84,7 +88,7 @@ async def test_calls_go_on_while_the_disk_is_full_and_are_counted_once_after(tmp
 
         await server.services.store.run(full)
         calls = 1
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             while not server.services.store._pending:  # until the last page is full
                 delivered, calls = delivered + await tokens(server), calls + 1
                 now = await written(server)
