@@ -1,7 +1,7 @@
 """Guessing the next tokens of a run from its own: what followed the last few of them earlier may follow again.
 
-A guess costs a place in a batch, and saves a step where it is right. So a run's guesses are at most twice as long as
-what was right of its last one: they grow where text repeats, and stay short where it doesn't.
+A guess costs a place in a batch, and saves a step where it is right. So it is never longer than what is the same before
+it, nor than twice what was right of the run's last guess: guesses grow where text repeats, and stay short elsewhere.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def longer(right: int) -> int:
 
 
 def guess(tokens: array[int], ngram: int, most: int) -> array[int]:
-    """At most `most` tokens, as they followed an earlier place where the last `ngram` tokens are.
+    """At most `most` tokens, as they followed an earlier place where the last `ngram` tokens or more are.
 
-    The place is that where most tokens before are the same too, the last one of those. What follows it is read over
-    again where it is too short: a text that runs in a circle goes on so. Empty where there is no such place.
+    The place is that where most tokens are the same, the last one of those; not more are guessed than are the same.
+    What follows it is read over again where it is too short: a text that runs in a circle goes on so. Empty where there
+    is no such place.
     """
     if most < 1 or len(tokens) <= ngram:
         return tokens[:0]
@@ -47,8 +48,9 @@ def guess(tokens: array[int], ngram: int, most: int) -> array[int]:
         places, matched = before, matched + 1
     if matched < ngram or not places.size:
         return tokens[:0]
+    wanted = min(most, matched)
     place = int(places[-1]) + 1
-    follows = tokens[place : place + most]
-    while len(follows) < most:
+    follows = tokens[place : place + wanted]
+    while len(follows) < wanted:
         follows += follows
-    return follows[:most]
+    return follows[:wanted]

@@ -135,7 +135,7 @@ OPTIONS: Final[dict[str, Option]] = {
     "prompt_cache_mb": Option(_whole(0), 256),
     "speculative": Option(_one_of(_SPECULATIVE), _SPECULATIVE["off"]),
     "speculative_tokens": Option(_whole(1), 16),
-    "speculative_ngram": Option(_whole(1), 3),
+    "speculative_ngram": Option(_whole(1), 4),
     "gpu_memory_gb": Option(_gigabytes),
 }
 
