@@ -83,6 +83,20 @@ async def test_partitioned_memory_gives_the_same_text(spec: EngineSpec, jobs: Jo
         assert_same_up_to_ties(one, other)
 
 
+async def test_all_levers_at_once_give_each_job_what_it_gets_alone(spec: EngineSpec, jobs: Jobs):
+    """Shared beginnings, small shares for prompts, guesses, scarce memory, and copies of what lost its place."""
+    beginning = STORY[: len(STORY) // 4]
+    questions = [f"{beginning} {question}" for question in ("Who lived there? " * 3, "Where?", "Repeat it.")]
+    async with loaded(LLAMA, spec) as fresh:
+        alone = [await all_of(fresh, jobs.make(question, 24, logprobs=5, ignore_eos=True)) for question in questions]
+    levers = {"speculative": "ngram", "speculative_ngram": 2, "prefill_while_decoding": 8, "n_ctx": 160}
+    async with loaded(LLAMA, replace(spec, slots=3, context_length=150), **levers) as engine:
+        for _ in range(2):
+            wanted = [jobs.make(question, 24, ignore_eos=True) for question in questions]
+            for one, other in zip(alone, await asyncio.gather(*(all_of(engine, job) for job in wanted)), strict=True):
+                assert_same_up_to_ties(one, other)
+
+
 async def test_after_aclose_the_thread_computes_nothing_for_the_job(
     engine: Engine, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ):
