@@ -20,7 +20,10 @@ HOLD_WITHOUT_HISTORY_S = 30.0
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """`memory` in bytes, None for the whole GPU; times on the monotonic clock. Granted when the future is done."""
+    """`memory` in bytes, None for the whole GPU; times on the monotonic clock. Granted when the future is done.
+
+    `attended`: who asked has not been answered yet, and until then it does not expire.
+    """
 
     kind: Kind
     memory: int | None
@@ -29,12 +32,16 @@ class Lease:
     granted: asyncio.Future[None]
     granted_at: float | None = None
     spare: int | None = None
+    attended: bool = True
     asked_by: str | None = field(default_factory=request_id)
     id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def job(self) -> Job:
         return Job(self.id, self.memory, self.asked_at, self.spare)
+
+    def expired(self, now: float) -> bool:
+        return not self.attended and self.expires_at <= now
 
 
 @dataclass(slots=True)
@@ -82,7 +89,7 @@ class LeaseDesk:
         return len(self._leases)
 
     def ask(self, kind: Kind, memory: int | None) -> str:
-        """Join the queue; returns the lease's id."""
+        """Join the queue; returns the lease's id. Until it is first renewed it does not expire, but may be released."""
         now = time.monotonic()
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lease = Lease(kind, memory, now, now + self._expiry_s, granted)
@@ -92,14 +99,13 @@ class LeaseDesk:
         return lease.id
 
     async def wait(self, id_: str, seconds: float) -> None:
-        """Until it is granted, or `seconds` have passed. While somebody waits here it does not expire."""
-        lease = self._find(id_)
-        lease.expires_at = time.monotonic() + seconds + self._expiry_s
-        await asyncio.wait({lease.granted}, timeout=seconds)
+        """Until it is granted, or `seconds` have passed."""
+        await asyncio.wait({self._find(id_).granted}, timeout=seconds)
 
     def renew(self, id_: str) -> None:
         """Keep it (or its place) for another while. Raises NotFound, as all of these do for a lease that ended."""
-        self._find(id_).expires_at = time.monotonic() + self._expiry_s
+        lease = self._find(id_)
+        lease.attended, lease.expires_at = False, time.monotonic() + self._expiry_s
 
     def release(self, id_: str) -> None:
         self._end(self._find(id_))
@@ -123,11 +129,11 @@ class LeaseDesk:
 
     def expire(self, now: float) -> None:
         for lease in list(self._leases.values()):
-            if lease.expires_at <= now:
+            if lease.expired(now):
                 self._end(lease)
 
     def next_expiry(self) -> float | None:
-        return min((lease.expires_at for lease in self._leases.values()), default=None)
+        return min((lease.expires_at for lease in self._leases.values() if not lease.attended), default=None)
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.id]
@@ -140,6 +146,6 @@ class LeaseDesk:
 
     def _find(self, id_: str) -> Lease:
         lease = self._leases.get(id_)
-        if lease is None or lease.expires_at <= time.monotonic():
+        if lease is None or lease.expired(time.monotonic()):
             raise NotFound
         return lease

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from citadel.runtime.leases import LeaseDesk
 from tests.conftest import Serving, events_of, first_event, make_config, serving, write_script
 from tests.process import ROOT
 
@@ -101,6 +103,18 @@ async def test_a_job_that_states_its_memory_runs_beside_a_model(server: Serving)
         assert got["state"] == "granted"
         assert server.services.registry.status("m").state == "loaded"
         running.close()
+
+
+async def test_a_lease_does_not_expire_before_its_asker_is_answered() -> None:
+    """Measuring what is free, or a busy machine, may take longer than a lease lasts."""
+    desk = LeaseDesk([], expiry_s=0.0, changed=lambda: None)
+    lease = desk.ask("image", None)
+    desk.expire(time.monotonic())
+    await desk.wait(lease, 0)
+    assert (desk.open, desk.next_expiry()) == (1, None)
+    desk.renew(lease)
+    desk.expire(time.monotonic())
+    assert desk.open == 0
 
 
 async def test_a_lease_that_is_not_renewed_expires(tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ async def test_what_is_due_does_not_keep_the_queue_spinning_while_nothing_can_be
     monkeypatch.setattr(memory, "free", failing)
     registry = Registry(config(tmp_path, {"a": {}}), adapter, Metrics(), learned={}, on_loaded=print)
     lease = registry.leases.ask("image", None)
+    registry.leases.renew(lease)
     registry.leases._find(lease).expires_at = time.monotonic()
     assert registry._pause() == 0
     with pytest.raises(OSError, match="driver"):
