@@ -113,8 +113,8 @@ class Played:
     def step(self) -> None:
         self.decoder.step()
         for happened in self.decoder.news:
-            if happened.piece:
-                self.pieces[happened.job_id].append(happened.piece)
+            if isinstance(happened.made, Piece):
+                self.pieces[happened.job_id].append(happened.made)
         self.decoder.news.clear()
 
     def finish(self) -> int:
