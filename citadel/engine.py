@@ -34,6 +34,14 @@
   may be called twice.
 - An engine raises only errors of `citadel.errors`.
 
+**Swapping in place** is what an adapter and its engines may be able to do besides (`SwapAdapter`, `SwapEngine`).
+- `swap_key(spec)` of the adapter says, from the files alone, which models can take over each other's engine: those
+  with the same key. None is for a model that can't. It blocks; it is called in a thread.
+- `swap_to(spec)` makes an engine on which no job runs that of another model with the same key, and returns it: it
+  answers as one that was loaded, and nothing of the old model is in it.
+- The old engine is dead from the call on. Closing it after a swap does nothing; after a swap that raised or was
+  cancelled it must be closed, as any dead one. A swap that can't be done, or that failed, is `LlmUnavailable`.
+
 **A tokenizer** is independent of the engine and outlives it; its methods may be called from any thread.
 """
 
@@ -43,7 +51,7 @@ from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from citadel.messages import TokenLogprob
 
@@ -227,3 +235,14 @@ class Adapter(Protocol):
 
     @staticmethod
     async def load(spec: EngineSpec, progress: Progress) -> Engine: ...
+
+
+@runtime_checkable
+class SwapAdapter(Protocol):
+    @staticmethod
+    def swap_key(spec: EngineSpec) -> str | None: ...
+
+
+@runtime_checkable
+class SwapEngine(Engine, Protocol):
+    async def swap_to(self, spec: EngineSpec) -> Engine: ...

@@ -104,6 +104,9 @@ class Metrics:
             "citadel_queue_wait_seconds", "For the model and its slots", model, registry=own, buckets=_SLOW
         )
         self._load = Histogram("citadel_load_seconds", "Loads that succeeded", model, registry=own, buckets=_SLOW)
+        self._swap_in = Histogram(
+            "citadel_swap_seconds", "Swaps in place that succeeded", model, registry=own, buckets=_SLOW
+        )
         self._swap = Histogram(
             "citadel_unload_seconds", "From unloading to memory given back", model, registry=own, buckets=_SLOW
         )
@@ -185,6 +188,10 @@ class Metrics:
 
     def loaded(self, model: str, seconds: float) -> None:
         self._load.labels(model).observe(seconds)
+
+    def swapped(self, model: str, seconds: float) -> None:
+        """It took over another model's engine, which is no load."""
+        self._swap_in.labels(model).observe(seconds)
 
     def load_failed(self, model: str) -> None:
         self._failed_loads.labels(model).inc()

@@ -10,7 +10,8 @@ counted as one token) and may have
 - `finish`: `stop` (the default) or `length`;
 - `fail`: `die` (the whole engine), `stall` (no further piece) or `error` (this job), `after` that many pieces.
 
-`[models.X.replay]` has `load_s`, the time a load takes. A token is a Unicode code point. Sampling has no effect here.
+`[models.X.replay]` has `load_s`, the time a load takes, and `family`: models of one family that are loaded alike swap
+in place. A token is a Unicode code point. Sampling has no effect here.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     load_s: float = Field(default=0, ge=0)
+    family: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class Replay:
         progress(1.0)
         return ReplayEngine(spec, lines, revision)
 
+    @staticmethod
+    def swap_key(spec: EngineSpec) -> str | None:
+        family = spec.options.get("family")
+        return None if family is None else f"{family} {spec.slots} {spec.context_length} {spec.memory_bytes}"
+
 
 class ReplayEngine:
     def __init__(self, spec: EngineSpec, lines: Sequence[_Line], revision: str) -> None:
@@ -129,6 +136,10 @@ class ReplayEngine:
     async def embed(self, job: EmbedJob) -> AsyncGenerator[Vector, None]:  # noqa: ARG002 - recorded output is text
         raise BadRequest("The replay engine makes no embeddings")
         yield array("f")
+
+    async def swap_to(self, spec: EngineSpec) -> ReplayEngine:
+        self._die("it was swapped for another model")
+        return ReplayEngine(spec, *await asyncio.to_thread(_read_with_revision, spec))
 
     async def close(self) -> None:
         self._die("the engine was closed")

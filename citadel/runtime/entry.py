@@ -43,11 +43,13 @@ class Entry:
     is how long the last failed start closed the door; `deaths` are those of its engines lately. `info` is of the last
     load. `dismissed`: to be unloaded as soon as it is idle. `stale`: `prepared` is of settings that have changed.
     `planned_again`: since it was last refused or loaded.
+    `expected_swap_s` is how long it took to take over another's engine the last time.
     """
 
     id: str
     settings: Model
     expected_load_s: float
+    expected_swap_s: float | None = None
     phase: Phase = field(default_factory=Stopped)
     prepared: Prepared | None = None
     preparing: asyncio.Task[Prepared] | None = None
@@ -137,6 +139,7 @@ def resident_of(entry: Entry) -> Resident | None:
         since=phase.since,
         last_used=phase.last_used,
         expires_at=None if ttl is None or entry.pinned else phase.last_used + ttl,
+        swap_key=entry.prepared.swap_key,
     )
 
 

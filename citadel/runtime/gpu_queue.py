@@ -14,6 +14,9 @@ One queue, first come, first served, orders all who want the GPU: loads of model
     drained stays so, or two models could take turns in being busy for ever. A busy model that has been here for less
     than the minimum residency goes on taking calls, until the first has waited for the maximum. A draining model
     whose calls come to be the first of the queue takes them.
+    Of the idle ones, one whose engine the first can take over goes before the others, and is swapped for it in place
+    of being unloaded. What fits beside all that is there never waits for any of this: it is loaded while they answer,
+    those that drain included.
  9. A model for which all of that would not be enough is refused with both numbers.
 """
 
@@ -27,11 +30,15 @@ from citadel.engine import Need
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A load that somebody waits for since `since`. `need` is None while the weights are still looked at or fetched."""
+    """A load that somebody waits for since `since`. `need` is None while the weights are still looked at or fetched.
+
+    Models with the same `swap_key` can take over each other's engine.
+    """
 
     model: str
     need: Need | None
     since: float = 0.0
+    swap_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Resident:
     since: float
     last_used: float
     expires_at: float | None
+    swap_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,14 @@ class Admit:
 @dataclass(frozen=True, slots=True)
 class Load:
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """`model` takes over the engine of `old`, which is idle and is stopped with that."""
+
+    model: str
+    old: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +147,7 @@ class LookAgain:
     at: float
 
 
-Effect = Admit | Load | Unload | Drain | Refuse | Grant | LookAgain
+Effect = Admit | Load | Swap | Unload | Drain | Refuse | Grant | LookAgain
 
 
 def decide(view: View) -> list[Effect]:
@@ -167,10 +183,15 @@ def _has_a_turn(wanted: Wanted, here: dict[str, Resident]) -> bool:
 
 def _serve_model(wanted: Wanted, view: View) -> list[Effect]:
     assert wanted.need is not None
-    victims = _victims(wanted.need, view)
+    victims = _victims(wanted.need, view, wanted.swap_key)
     if victims is None:
         return [*_drains(set(), view.residents), _refusal(wanted.model, wanted.need, view)]
-    return _after_making_room(Load(wanted.model), wanted.since, victims, view)
+    if len(victims) == 1 and _swaps(victims[0], wanted.swap_key):
+        return _after_draining(Swap(wanted.model, victims[0].model), wanted.since, victims, view)
+    # The one to be swapped goes last.
+    first = min(victims, key=lambda victim: _swaps(victim, wanted.swap_key), default=None)
+    step = Load(wanted.model) if first is None else Unload(first.model)
+    return _after_draining(step, wanted.since, victims, view)
 
 
 def _serve_job(job: Job, view: View) -> list[Effect]:
@@ -184,7 +205,8 @@ def _serve_job(job: Job, view: View) -> list[Effect]:
             return _drains(set(), view.residents)
     if victims is None:  # it states more than the device has: it gets what can be made free, and must see for itself
         victims = _others(view)
-    return _after_making_room(Grant(job.lease, _spare(view)), job.since, victims, view)
+    step = Unload(victims[0].model) if victims else Grant(job.lease, _spare(view))
+    return _after_draining(step, job.since, victims, view)
 
 
 def _others(view: View) -> list[Resident]:
@@ -192,14 +214,15 @@ def _others(view: View) -> list[Resident]:
     return [each for each in view.residents if not each.pinned and (each.need.gpu > 0 or not view.has_gpu)]
 
 
-def _after_making_room(then: Effect, since: float, victims: list[Resident], view: View) -> list[Effect]:
+def _after_draining(step: Effect, since: float, victims: list[Resident], view: View) -> list[Effect]:
+    """`step`, once none of the victims is busy any more."""
     overdue = view.now - since >= view.max_wait_s
     stay_until = max((each.since + view.min_residency_s for each in victims if each.busy), default=0.0)
     if stay_until > view.now and not overdue:
         return [*_drains(set(), view.residents), LookAgain(min(stay_until, since + view.max_wait_s))]
     if any(victim.busy for victim in victims):
         return _drains({each.model for each in victims if each.busy or each.draining}, view.residents)
-    return [*_drains(set(), view.residents), Unload(victims[0].model) if victims else then]
+    return [*_drains(set(), view.residents), step]
 
 
 def _fits_beside(pending: Sequence[Wanted | Job], view: View) -> Job | None:
@@ -267,11 +290,17 @@ def _fits(need: Need, free: Need) -> bool:
     return need.ram <= free.ram and need.gpu <= free.gpu
 
 
-def _victims(need: Need, view: View) -> list[Resident] | None:
+def _swaps(resident: Resident, swap_key: str | None) -> bool:
+    return swap_key is not None and resident.swap_key == swap_key
+
+
+def _victims(need: Need, view: View, swap_key: str | None = None) -> list[Resident] | None:
     """The models to unload so that `need` fits, in the order of going; None if that cannot be reached."""
     free, victims = _free(view), list[Resident]()
     # Of the busy ones those that drain already: a drain passed on whenever a call ends would never end.
-    candidates = sorted(view.residents, key=lambda r: (r.busy, r.busy and not r.draining, r.last_used))
+    candidates = sorted(
+        view.residents, key=lambda r: (r.busy, r.busy and not r.draining, not _swaps(r, swap_key), r.last_used)
+    )
     for resident in candidates:
         if not resident.pinned and not _fits(need, _plus(free, victims)):
             victims.append(resident)

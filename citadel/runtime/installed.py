@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from citadel.config import Config
-from citadel.engine import Adapter, EngineSpec, Need, Tokenizer
+from citadel.engine import Adapter, EngineSpec, Need, SwapAdapter, Tokenizer
 from citadel.runtime import memory, sources
 from citadel.runtime.gpu_queue import Resident
 
@@ -16,13 +16,14 @@ AdapterOf = Callable[[str], type[Adapter]]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`chat_template` is the owner's where models.toml names one, else the checkpoint's."""
+    """`chat_template` is the owner's where models.toml names one, else the checkpoint's. `swap_key` as in the port."""
 
     adapter: type[Adapter]
     spec: EngineSpec
     tokenizer: Tokenizer
     need: Need
     chat_template: str | None
+    swap_key: str | None = None
 
 
 def engine_spec(model: str, config: Config, source: Path, room: Need | None = None) -> EngineSpec:
@@ -58,7 +59,11 @@ def prepare(
     template = tokenizer.chat_template
     if settings.chat_template is not None:
         template = (config.folder / settings.chat_template).read_text(encoding="utf-8")
-    return Prepared(adapter, spec, tokenizer, adapter.need(spec), template)
+    return Prepared(adapter, spec, tokenizer, adapter.need(spec), template, _swap_key(adapter, spec))
+
+
+def _swap_key(adapter: object, spec: EngineSpec) -> str | None:
+    return adapter.swap_key(spec) if isinstance(adapter, SwapAdapter) else None
 
 
 def room(config: Config, residents: Sequence[Resident]) -> Need | None:

@@ -1,4 +1,4 @@
-"""What becomes of a model: it is loaded, unloaded, fails, is not there. The registry's hands, and its only mover.
+"""What becomes of a model: it is loaded, swapped, unloaded, fails, is not there. The registry's hands, and only mover.
 
 What takes time runs as an operation, a task in `operations`. Every cause (a call, an idle time limit, a crash,
 shutdown) changes a model's phase here, through `_move`, and nowhere else.
@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from citadel.engine import Engine, Need
+from citadel.engine import Engine, Need, SwapEngine
 from citadel.errors import DeviceOffline, EngineRestarted, LlmUnavailable
 from citadel.metrics import Metrics
 from citadel.runtime.claims import Claims
@@ -52,20 +52,33 @@ class Lifecycle:
         self._move(entry, Starting(time.monotonic(), entry.expected_load_s))
         self._begin(self._load(entry), f"load {entry.id}")
 
+    def swap(self, entry: Entry, old: Entry) -> None:
+        """Load a model into the engine of another, which is stopped from now on."""
+        assert isinstance(old.phase, Loaded)
+        engine = old.phase.engine
+        assert isinstance(engine, SwapEngine)
+        self._claims.drop(entry)
+        self._metrics.unloading(old.id, failed=False, dismissed=False)
+        self._move(old, Unloading(engine))
+        self._move(entry, Starting(time.monotonic(), entry.expected_swap_s or entry.expected_load_s))
+        self._begin(self._swap(entry, old, engine), f"load {entry.id}")
+
     def unload(self, entry: Entry, failure: str | None = None) -> None:
         assert isinstance(entry.phase, Loaded)
         engine = entry.phase.engine
         self._metrics.unloading(entry.id, failed=failure is not None, dismissed=entry.dismissed)
         entry.dismissed = False
         self._move(entry, Unloading(engine))
-        self._begin(self._close_engine(entry, engine, failure), f"unload {entry.id}")
+        self._begin_closing(entry, engine, failure)
 
     def offline(self, entry: Entry) -> None:
-        """Refuse what waits for the model, and close its engine."""
+        """Refuse what waits for the model, and close its engine. To be called when no operation is under way."""
         self._claims.fail(entry, entry.waiting, DeviceOffline())
         if isinstance(entry.phase, Loaded):
             self._claims.fail(entry, entry.phase.slots.waiting, DeviceOffline())
             self.unload(entry)
+        elif isinstance(entry.phase, Unloading):  # a swap of its engine was cancelled
+            self._begin_closing(entry, entry.phase.engine, None)
 
     def loads(self) -> list[asyncio.Task[None]]:
         return [task for task in self.operations if task.get_name().startswith("load ")]
@@ -79,10 +92,11 @@ class Lifecycle:
 
     # -- operations
 
-    def _begin(self, operation: Coroutine[Any, Any, None], name: str) -> None:
+    def _begin(self, operation: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(operation, name=name)
         self.operations.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.operations.discard(task)
@@ -110,26 +124,64 @@ class Lifecycle:
             log.exception("load failed", model=entry.id)
             self.unavailable(entry, "a fault of the server, see its log")
         else:
-            self._loaded(entry, phase, engine)
+            entry.expected_load_s = time.monotonic() - phase.since
+            self._on_loaded(entry.id, entry.expected_load_s)
+            self._metrics.loaded(entry.id, entry.expected_load_s)
+            self._loaded(entry, engine)
 
-    def _loaded(self, entry: Entry, phase: Starting, engine: Engine) -> None:
+    async def _swap(self, entry: Entry, old: Entry, engine: SwapEngine) -> None:
+        """A swap that fails leaves an engine that nobody may use: it is closed, and the model loaded afresh."""
+        phase = entry.phase
+        assert isinstance(phase, Starting)
+        try:
+            swapped = await self._swapped(entry, old, engine)
+            if swapped is None:  # the closing is an operation of its own, since nothing cancels those that unload
+                await asyncio.shield(self._begin_closing(old, engine, None))
+        except asyncio.CancelledError:
+            self._move(entry, Stopped())
+            raise
+        if swapped is None:
+            phase.since, phase.expected_s = time.monotonic(), entry.expected_load_s
+            await self._load(entry)
+            return
+        entry.expected_swap_s = time.monotonic() - phase.since
+        self._metrics.swapped(entry.id, entry.expected_swap_s)
+        self._stopped(old)
+        self._loaded(entry, swapped)
+
+    async def _swapped(self, entry: Entry, old: Entry, engine: SwapEngine) -> Engine | None:
+        assert entry.prepared is not None
+        log.info("swapping in place", model=entry.id, old=old.id)
+        try:
+            return await engine.swap_to(entry.prepared.spec)
+        except LlmUnavailable as error:
+            log.warning("not swapped in place but loaded", model=entry.id, old=old.id, reason=error.fields["reason"])
+        except Exception:
+            log.exception("swap failed", model=entry.id, old=old.id)
+        return None
+
+    def _loaded(self, entry: Entry, engine: Engine) -> None:
         now = time.monotonic()
-        entry.info, entry.backoff_s, entry.expected_load_s = engine.info, 0.0, now - phase.since
-        self._on_loaded(entry.id, entry.expected_load_s)
-        self._metrics.loaded(entry.id, entry.expected_load_s)
+        entry.info, entry.backoff_s = engine.info, 0.0
         self._move(entry, Loaded(engine, Slots(engine.info.slots), since=now, last_used=now, last_token=now))
         self._claims.admit(entry)
+
+    def _begin_closing(self, entry: Entry, engine: Engine, failure: str | None) -> asyncio.Task[None]:
+        return self._begin(self._close_engine(entry, engine, failure), f"unload {entry.id}")
 
     async def _close_engine(self, entry: Entry, engine: Engine, failure: str | None) -> None:
         need = entry.prepared.need if entry.prepared is not None else Need()
         try:
             await self.closer.close(entry.id, engine, need)
         finally:
-            self._move(entry, Stopped())
-            self._metrics.unloaded(entry.id)
-            self.forget_stale(entry)
+            self._stopped(entry)
             if failure is not None and len(entry.deaths) > 1:
                 self._storm(entry, failure)
+
+    def _stopped(self, entry: Entry) -> None:
+        self._move(entry, Stopped())
+        self._metrics.unloaded(entry.id)
+        self.forget_stale(entry)
 
     # -- the ways down
 

@@ -108,4 +108,6 @@ def left_over(
 def _wanted(each: Entry | Lease) -> Wanted | Job:
     if isinstance(each, Lease):
         return each.job
-    return Wanted(each.id, each.prepared.need if each.prepared else None, each.asked_at)
+    if each.prepared is None:
+        return Wanted(each.id, None, each.asked_at)
+    return Wanted(each.id, each.prepared.need, each.asked_at, each.prepared.swap_key)

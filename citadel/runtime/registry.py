@@ -342,6 +342,8 @@ class Registry:
             case gpu_queue.Load():
                 entry.planned_again = False
                 self._lifecycle.load(entry)
+            case gpu_queue.Swap(old=old):
+                self._lifecycle.swap(entry, self._models[old])
             case gpu_queue.Unload():
                 self._lifecycle.unload(entry)
             case gpu_queue.Drain(on=on):

@@ -115,7 +115,9 @@ def replay_spec(folder: Path) -> EngineSpec:
         {"pieces": long, "delay_ms": 1},
     ]
     script.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return EngineSpec("recorded", script, None, SLOTS, CONTEXT_LENGTH, None, folder, {"load_s": 0.1})
+    return EngineSpec(
+        "recorded", script, None, SLOTS, CONTEXT_LENGTH, None, folder, {"load_s": 0.1, "family": "recorded"}
+    )
 
 
 async def kill_replay(engine: Engine, _patch: pytest.MonkeyPatch) -> None:

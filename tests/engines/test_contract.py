@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rigs import ANSWERS, CONTEXT_LENGTH, SLOTS, Jobs, Rig, all_of, left_behind, loaded, stream, text_of, tokens_of
 
-from citadel.engine import Engine, EngineSpec, Piece, Sampling, Tokenizer
+from citadel.engine import Engine, EngineSpec, Piece, Sampling, SwapAdapter, SwapEngine, Tokenizer
 from citadel.errors import BadRequest, CitadelError, ContextLengthExceeded, EngineRestarted, LlmUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -400,6 +400,42 @@ async def test_close_may_be_called_twice(rig: Rig, spec: EngineSpec):
     engine = await rig.adapter.load(spec, lambda _fraction: None)
     await asyncio.gather(engine.close(), engine.close())
     await engine.close()
+
+
+# Swapping in place.
+
+
+async def test_a_swapped_engine_is_the_other_model_and_a_failed_swap_is_only_to_be_closed(
+    rig: Rig, spec: EngineSpec, jobs: Jobs, tmp_path: Path
+):
+    if not isinstance(rig.adapter, SwapAdapter):
+        pytest.skip("its models do not swap in place")
+    other = replace(spec, model="other")
+    key = await asyncio.to_thread(rig.adapter.swap_key, spec)
+    assert key is not None
+    assert key == await asyncio.to_thread(rig.adapter.swap_key, other)
+    assert key != await asyncio.to_thread(rig.adapter.swap_key, replace(spec, slots=spec.slots + 1))
+    before = left_behind()
+    old = await rig.adapter.load(spec, lambda _fraction: None)
+    assert isinstance(old, SwapEngine)
+    output = tokens_of(await all_of(old, jobs.make("What is the capital of France?")))
+
+    engine = await old.swap_to(other)
+    assert old.dead is not None
+    with pytest.raises(EngineRestarted):
+        await all_of(old, jobs.make("What is the capital of France?"))
+    await old.close()
+    assert engine.dead is None
+    assert engine.info == old.info
+    assert tokens_of(await all_of(engine, jobs.make("What is the capital of France?"))) == output
+
+    assert isinstance(engine, SwapEngine)
+    with pytest.raises(LlmUnavailable, match="missing"):
+        await engine.swap_to(replace(spec, model="missing", source=tmp_path / "missing"))
+    with pytest.raises(EngineRestarted, match="other"):
+        await all_of(engine, jobs.make("What is the capital of France?"))
+    await engine.close()
+    assert left_behind() == before
 
 
 # A tokenizer.

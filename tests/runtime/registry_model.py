@@ -21,6 +21,7 @@ from citadel.runtime.gpu_queue import (
     LookAgain,
     Refuse,
     Resident,
+    Swap,
     Unload,
     View,
     Wanted,
@@ -52,6 +53,7 @@ class Model:
     last_used: float = 0.0
     draining: bool = False
     dismissed: bool = False
+    swap_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Size:
     slots: int
     pinned: bool = False
     ttl_s: float | None = None
+    swap_key: str | None = None
 
 
 class RegistryModel:
@@ -80,7 +83,8 @@ class RegistryModel:
         performed: Callable[[View, Effect], None],
     ) -> None:
         self.models = {
-            name: Model(name, size.need, Slots(size.slots), size.pinned, size.ttl_s) for name, size in models.items()
+            name: Model(name, size.need, Slots(size.slots), size.pinned, size.ttl_s, swap_key=size.swap_key)
+            for name, size in models.items()
         }
         self.memory, self.has_gpu = memory, has_gpu
         self.min_residency_s, self.max_wait_s = min_residency_s, max_wait_s
@@ -90,6 +94,8 @@ class RegistryModel:
         self.running: list[Job] = []
         self.operation: Model | None = None
         """The model that is loading or unloading."""
+        self.swapped: Model | None = None
+        """The one whose engine the loading model takes over."""
         self.look_again_at: float | None = None
 
     # -- what happens to it
@@ -126,6 +132,8 @@ class RegistryModel:
     def operation_ends(self, *, well: bool = True) -> None:
         model, self.operation = self.operation, None
         assert model is not None
+        if self.swapped is not None:
+            self.swapped.phase, self.swapped = "stopped", None
         if model.phase == "unloading":
             model.phase = "stopped"
         elif well:
@@ -161,7 +169,8 @@ class RegistryModel:
     def view(self) -> View:
         return View(
             queue=[
-                each if isinstance(each, Job) else Wanted(each.name, each.need, each.asked_at) for each in self.queue
+                each if isinstance(each, Job) else Wanted(each.name, each.need, each.asked_at, each.swap_key)
+                for each in self.queue
             ],
             residents=self.residents(),
             running=tuple(self.running),
@@ -175,7 +184,7 @@ class RegistryModel:
 
     def free(self) -> Need:
         """As a box measures it: less what models and media jobs have taken, here all that they said."""
-        there = [model.need for model in self.models.values() if model.phase != "stopped"]
+        there = [model.need for model in self.models.values() if model.phase != "stopped" and model is not self.swapped]
         jobs = sum(job.memory or 0 for job in self.running)
         ram = self.memory.ram - sum(need.ram for need in there) - (0 if self.has_gpu else jobs)
         gpu = self.memory.gpu - sum(need.gpu for need in there) - (jobs if self.has_gpu else 0)
@@ -196,6 +205,11 @@ class RegistryModel:
                 self._admit(self.models[name])
             case Load(model=name):
                 self.queue.remove(self.models[name])
+                self._begin(self.models[name], "starting")
+            case Swap(model=name, old=old):
+                self.queue.remove(self.models[name])
+                self.swapped = self.models[old]
+                self.swapped.phase, self.swapped.draining = "unloading", False
                 self._begin(self.models[name], "starting")
             case Unload(model=name):
                 self.models[name].dismissed = self.models[name].draining = False
@@ -244,6 +258,7 @@ def _resident(model: Model) -> Resident:
         since=model.since,
         last_used=model.last_used,
         expires_at=None,
+        swap_key=model.swap_key,
     )
     if model.ttl_s is None or model.pinned:
         return resident

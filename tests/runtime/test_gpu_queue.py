@@ -16,6 +16,7 @@ from citadel.runtime.gpu_queue import (
     LookAgain,
     Refuse,
     Resident,
+    Swap,
     Unload,
     View,
     Wanted,
@@ -265,3 +266,75 @@ def test_nobody_drains_for_a_load_that_waits_for_a_media_job() -> None:
     residents = (resident("b", busy=True, draining=True, pinned=True),)
     decided = decide(view(wanted("a", 3), free=3, residents=residents, running=(small(),)))
     assert decided == [Drain("b", on=False), LookAgain(105.0)]
+
+
+# Swapping in place.
+
+
+def like(model: str) -> Wanted:
+    return Wanted(model, Need(ram=GB), swap_key="family")
+
+
+def test_an_idle_engine_that_the_first_can_take_over_is_swapped() -> None:
+    assert decide(view(like("a"), residents=(resident("b", swap_key="family"),))) == [Swap("a", "b")]
+
+
+def test_another_familys_engine_is_unloaded() -> None:
+    assert decide(view(like("a"), residents=(resident("b", swap_key="other"),))) == [Unload("b")]
+
+
+def test_models_without_a_family_have_none_in_common() -> None:
+    assert decide(view(wanted("a"), residents=(resident("b"),))) == [Unload("b")]
+
+
+def test_of_the_idle_ones_the_one_to_be_swapped_goes_first_though_it_was_used_last() -> None:
+    residents = (resident("old", last_used=1), resident("kin", last_used=2, swap_key="family"))
+    assert decide(view(like("a"), residents=residents)) == [Swap("a", "kin")]
+
+
+def test_a_busy_one_is_drained_before_it_is_swapped() -> None:
+    busy = resident("b", busy=True, swap_key="family")
+    assert decide(view(like("a"), residents=(busy,))) == [Drain("b", on=True)]
+    drained = resident("b", draining=True, swap_key="family")
+    assert decide(view(like("a"), residents=(drained,))) == [Drain("b", on=False), Swap("a", "b")]
+
+
+def test_an_idle_stranger_makes_room_before_a_busy_relative_is_drained() -> None:
+    residents = (resident("kin", busy=True, swap_key="family"), resident("stranger"))
+    assert decide(view(like("a"), residents=residents)) == [Unload("stranger")]
+
+
+def test_a_pinned_engine_is_not_swapped() -> None:
+    residents = (resident("kin", pinned=True, swap_key="family"), resident("other"))
+    assert decide(view(like("a"), residents=residents)) == [Unload("other")]
+
+
+def test_where_more_has_to_go_the_one_to_be_swapped_goes_last() -> None:
+    """A relative that takes less than the wanted model is no case of today's engines, and must not go wrong either."""
+    large = Wanted("a", Need(ram=2 * GB), swap_key="family")
+    residents = (resident("kin", last_used=1, swap_key="family"), resident("stranger", last_used=2))
+    assert decide(view(large, residents=residents)) == [Unload("stranger")]
+    assert decide(view(large, residents=residents[:1], free=1)) == [Swap("a", "kin")]
+
+
+def test_a_relative_that_may_stay_is_not_swapped() -> None:
+    assert decide(view(like("a"), residents=(resident("b", swap_key="family"),), free=1)) == [Load("a")]
+
+
+# The next model starts while the one before it ends.
+
+
+def test_what_fits_beside_a_busy_model_is_loaded_while_that_answers() -> None:
+    assert decide(view(wanted("a"), residents=(resident("b", busy=True),), free=1)) == [Load("a")]
+
+
+def test_what_fits_beside_a_dismissed_model_is_loaded_while_that_drains() -> None:
+    leaving = resident("b", busy=True, draining=True, dismissed=True)
+    assert decide(view(wanted("a"), residents=(leaving,), free=1)) == [Load("a")]
+
+
+def test_what_comes_to_fit_while_another_drains_for_it_is_loaded_at_once() -> None:
+    """A media job has ended meanwhile: nobody needs to make room any more, and the drained one takes calls again."""
+    draining = resident("b", busy=True, draining=True)
+    assert decide(view(wanted("a"), residents=(draining,))) == []
+    assert decide(view(wanted("a"), residents=(draining,), free=1)) == [Drain("b", on=False), Load("a")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -15,16 +16,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from citadel.engine import Need
-from citadel.runtime.gpu_queue import Drain, Effect, Grant, Load, Refuse, Unload, View
+from citadel.runtime.gpu_queue import Drain, Effect, Grant, Load, Refuse, Swap, Unload, View
 from tests.runtime.registry_model import Call, RegistryModel, Size
 
-CALL_S, LOAD_S, UNLOAD_S, HOLD_S = 5.0, 3.0, 1.0, 6.0
+CALL_S, LOAD_S, SWAP_S, UNLOAD_S, HOLD_S = 5.0, 3.0, 0.1, 1.0, 6.0
 OPEN_CALLS, OPEN_LEASES = 8, 3
 MEMBERS = ("ann", "bob", "eve")
 BOX = Need(ram=10, gpu=8)
 MODELS = {
     "a": Size(Need(ram=1, gpu=3), slots=2),
-    "b": Size(Need(ram=1, gpu=4), slots=1, ttl_s=20.0),
+    "b": Size(Need(ram=1, gpu=4), slots=1, ttl_s=20.0, swap_key="family"),
+    "bb": Size(Need(ram=1, gpu=4), slots=1, swap_key="family"),
     "c": Size(Need(ram=1, gpu=7), slots=2),
     "p": Size(Need(ram=1, gpu=1), slots=2, pinned=True, ttl_s=5.0),
     "r": Size(Need(ram=7), slots=2),
@@ -54,7 +56,7 @@ class World:
     def __init__(self, *, has_gpu: bool, min_residency_s: float, max_wait_s: float) -> None:
         models = MODELS
         if not has_gpu:
-            models = {name: Size(Need(size.need.gpu), size.slots, size.pinned) for name, size in MODELS.items()}
+            models = {name: replace(size, need=Need(size.need.gpu), ttl_s=None) for name, size in MODELS.items()}
         self.box = RegistryModel(
             models,
             BOX if has_gpu else Need(ram=BOX.gpu),
@@ -181,6 +183,8 @@ class World:
                 self.drained.pop(name, None)
             case Load(model=name):
                 self._sees_load(name)
+            case Swap(model=name, old=old):
+                self._sees_swap(name, old)
             case Unload(model=name):
                 self._sees_unload(name)
             case Grant(lease=lease):
@@ -197,6 +201,16 @@ class World:
         assert need.gpu <= free.gpu
         assert all(job.memory is not None for job in self.box.running), "a media job has the whole GPU"
         self._later(LOAD_S, "operation", None)
+
+    def _sees_swap(self, name: str, old: str) -> None:
+        new, model = self.box.models[name], self.box.models[old]
+        assert self.box.operation is None
+        assert model.slots.idle, "calls were cut off"
+        assert not model.pinned
+        assert new.swap_key == model.swap_key is not None
+        assert all(job.memory is not None for job in self.box.running), "a media job has the whole GPU"
+        self.drained.pop(old, None)
+        self._later(SWAP_S, "operation", None)
 
     def _sees_unload(self, name: str) -> None:
         model = self.box.models[name]
