@@ -5,7 +5,9 @@
     hyperqwen_start.py     a process of vLLM started
     hyperqwen_engine.py    the loaded engine; hyperqwen_process.py  its processes
     hyperqwen_jobs.py      a job for it; hyperqwen_embed.py  one of embeddings
+    hyperqwen_checkpoint.py  which models can be swapped in place; hyperqwen_swap.py  such a swap, and its check
     hyperqwen_child.py     what runs in those processes, so that they end with the server
+    hyperqwen_worker.py    what else runs there: the weights of a running model exchanged
     gguf_weights.py        a GGUF file made into a checkpoint folder; hf_tokenizer.py  the tokenizer of such a folder
 
 Importing this module is cheap; vLLM and torch are imported by the first `load`, in its thread.
@@ -28,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from citadel.engine import EngineSpec, Need, Progress
 from citadel.errors import CitadelError, LlmUnavailable
-from engines import hyperqwen_args, hyperqwen_child, hyperqwen_memory
+from engines import hyperqwen_args, hyperqwen_checkpoint, hyperqwen_child, hyperqwen_memory
 from engines.gguf_weights import ConversionFailed, ensure_checkpoint
 from engines.hf_tokenizer import HfTokenizer, context_length, read_json
 from engines.hyperqwen_process import Processes
@@ -55,7 +57,7 @@ _ANSWER_S: Final = 60.0
 
 
 class Hyperqwen:
-    """Implements the port's `Adapter`."""
+    """Implements the port's `Adapter`, and `SwapAdapter`."""
 
     @staticmethod
     def need(spec: EngineSpec) -> Need:
@@ -70,6 +72,10 @@ class Hyperqwen:
             raise LlmUnavailable(spec.model, str(error)) from error
         except Exception as error:  # tokenizers raises bare Exceptions
             raise LlmUnavailable(spec.model, f"its tokenizer can't be read: {error}") from error
+
+    @staticmethod
+    def swap_key(spec: EngineSpec) -> str | None:
+        return hyperqwen_checkpoint.swap_key(spec)
 
     @staticmethod
     async def load(spec: EngineSpec, progress: Progress) -> VllmEngine:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from citadel.engine import EngineSpec
 from citadel.errors import LlmUnavailable
+from engines import hyperqwen_worker
 
 Platform = Literal["cpu", "gpu"]
 
@@ -126,6 +127,7 @@ def make_plan(
         "kv_cache_memory_bytes": kv_bytes,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        "worker_extension_cls": hyperqwen_worker.EXTENSION,
         "shutdown_timeout": _DRAIN_S,
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }

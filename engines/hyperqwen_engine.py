@@ -28,13 +28,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from citadel.engine import EmbedJob, EngineFinish, EngineInfo, Job, Piece, Task, Vector
-from citadel.errors import BadRequest, CitadelError, EdgeError, EngineRestarted
+from citadel.engine import EmbedJob, EngineFinish, EngineInfo, EngineSpec, Job, Piece, Vector
+from citadel.errors import BadRequest, CitadelError, EdgeError, EngineRestarted, LlmUnavailable
 from citadel.messages import TokenLogprob
 from engines import embedding, hyperqwen_embed
 from engines.hf_tokenizer import HfTokenizer
-from engines.hyperqwen_jobs import Limits, blamed, parameters
+from engines.hyperqwen_jobs import blamed, parameters
 from engines.hyperqwen_process import Processes
+from engines.hyperqwen_swap import Model, swap
 
 _LOG: Final = logging.getLogger("citadel.hyperqwen")
 
@@ -42,6 +43,7 @@ _FINISH: Final[Mapping[str, EngineFinish]] = {"stop": "stop", "length": "length"
 
 _UNLOADED: Final = "it was unloaded"
 _ENDED: Final = "its process ended"
+_SWAPPED: Final = "it was swapped for another model"
 
 _GRACE_S: Final = 0.5
 """For vLLM's process to end by itself. It seldom does in time, and has nothing to save."""
@@ -86,19 +88,15 @@ def give_back() -> None:
 
 
 class VllmEngine:
-    def __init__(
-        self, model: str, task: Task, parts: Parts, info: EngineInfo, limits: Limits, tokenizer: HfTokenizer
-    ) -> None:
-        self._model = model
-        self._task = task
+    def __init__(self, parts: Parts, model: Model, tokenizer: HfTokenizer) -> None:
         self._parts = parts
-        self._info = info
-        self._limits = limits
+        self._model = model
         self._tokenizer = tokenizer
         self._running: set[str] = set()
         self._reason: str | None = None
         self._inquest: asyncio.Task[str] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._handed_over = False
         self._loop = asyncio.get_running_loop()
         self._sentinels = parts.processes.sentinels
         for sentinel in self._sentinels:
@@ -106,7 +104,7 @@ class VllmEngine:
 
     @property
     def info(self) -> EngineInfo:
-        return self._info
+        return self._model.info
 
     @property
     def dead(self) -> str | None:
@@ -114,9 +112,9 @@ class VllmEngine:
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece, None]:
         self._check_alive()
-        if self._task != "generate":
-            raise BadRequest(f"{self._model} makes embeddings and no text")
-        wanted = parameters(job, self._limits)
+        if self._model.spec.task != "generate":
+            raise BadRequest(f"{self._model.name} makes embeddings and no text")
+        wanted = parameters(job, self._model.limits)
         llm, tokenizer = self._parts.llm, self._tokenizer
         outputs = llm.generate(tokens_input(list(job.prompt)), wanted, job.id)
         logprobs = job.sampling.logprobs
@@ -154,13 +152,14 @@ class VllmEngine:
 
     async def embed(self, job: EmbedJob) -> AsyncGenerator[Vector, None]:
         self._check_alive()
-        if self._task != "embed":
-            raise BadRequest(f"{self._model} makes text and no embeddings")
-        embedding.check(job, self._limits.context_length, self._limits.vocabulary_size)
+        if self._model.spec.task != "embed":
+            raise BadRequest(f"{self._model.name} makes text and no embeddings")
+        limits = self._model.limits
+        embedding.check(job, limits.context_length, limits.vocabulary_size)
         started = False
         try:
             async with aclosing(
-                hyperqwen_embed.outputs(self._parts.llm, job, self._info.slots, self._running)
+                hyperqwen_embed.outputs(self._parts.llm, job, self._model.info.slots, self._running)
             ) as tensors:
                 async for tensor in tensors:
                     self._check_alive()
@@ -174,17 +173,30 @@ class VllmEngine:
 
     def _check_alive(self) -> None:
         if (reason := self.dead) is not None:
-            raise EngineRestarted(self._model, reason)
+            raise EngineRestarted(self._model.name, reason)
+
+    async def swap_to(self, spec: EngineSpec) -> VllmEngine:
+        self._reason = self.dead or _SWAPPED
+        self._look_away()
+        try:
+            model = await swap(self._parts.llm, self._model, spec)
+        except CitadelError:
+            raise
+        except Exception as error:
+            raise LlmUnavailable(spec.model, f"vLLM could not swap its weights in place: {error!r}") from error
+        self._handed_over = True
+        return VllmEngine(self._parts, model, self._tokenizer)
 
     async def close(self) -> None:
+        if self._handed_over:
+            return
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         self._reason = self._reason or _UNLOADED
-        for sentinel in self._sentinels:
-            self._loop.remove_reader(sentinel)
+        self._look_away()
         await self._parts.llm.abort(list(self._running))
         await self._parts.take_down()
         del self._tokenizer
@@ -194,23 +206,26 @@ class VllmEngine:
         if (finish := _FINISH.get(reason)) is not None:
             return finish
         if self.dead is not None:
-            raise EngineRestarted(self._model, self.dead)
+            raise EngineRestarted(self._model.name, self.dead)
         if job.grammar is not None and not started:
             raise BadRequest("The grammar made from the request could not be used")
-        raise EdgeError(f"{self._model} ended the answer without a reason of ours: {reason}")
+        raise EdgeError(f"{self._model.name} ended the answer without a reason of ours: {reason}")
 
     async def _translated(self, error: Exception, started: bool) -> CitadelError:
         if isinstance(error, EngineDeadError) or self.dead is not None:
-            return EngineRestarted(self._model, self._reason or await asyncio.shield(self._on_death()))
+            return EngineRestarted(self._model.name, self._reason or await asyncio.shield(self._on_death()))
         cause = error.__cause__ or error
         if not started and isinstance(cause, VLLMClientError | ValueError | TypeError):
             return blamed(cause)
-        return EdgeError(f"{self._model} failed on the request: {cause}")
+        return EdgeError(f"{self._model.name} failed on the request: {cause}")
+
+    def _look_away(self) -> None:
+        for sentinel in self._sentinels:
+            self._loop.remove_reader(sentinel)
 
     def _on_death(self) -> asyncio.Task[str]:
         """Find out, once, why the engine ended."""
-        for sentinel in self._sentinels:
-            self._loop.remove_reader(sentinel)
+        self._look_away()
         if self._inquest is None:
             self._inquest = asyncio.create_task(self._find_reason())
         return self._inquest
@@ -219,7 +234,7 @@ class VllmEngine:
         reason = await asyncio.to_thread(self._parts.processes.obituary)
         if self._reason is None:
             self._reason = reason
-            _LOG.error("the engine of %s ended: %s", self._model, reason)
+            _LOG.error("the engine of %s ended: %s", self._model.name, reason)
         return self._reason
 
 

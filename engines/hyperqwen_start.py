@@ -11,7 +11,6 @@ import dataclasses
 import gc
 import json
 import logging
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,15 +26,14 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from citadel.engine import EngineInfo, EngineSpec, Task
+from citadel.engine import EngineSpec, Task
 from citadel.errors import LlmUnavailable
 from engines import hyperqwen_embed
-from engines.hf_tokenizer import HfTokenizer, read_json
+from engines.hf_tokenizer import HfTokenizer
 from engines.hyperqwen_args import Plan, Platform, check_options
 from engines.hyperqwen_engine import Parts, VllmEngine, give_back
-from engines.hyperqwen_jobs import Limits
-from engines.hyperqwen_memory import revision
 from engines.hyperqwen_process import Processes
+from engines.hyperqwen_swap import Model, describe, first_answer, remember
 
 _LOG: Final = logging.getLogger("citadel.hyperqwen")
 
@@ -43,49 +41,22 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _MAPPED_BYTES: Final = 256 << 10
 
-_FIRST_TOKENS: Final = 19
-
-_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """A vLLM that runs, and what was learnt of it."""
 
-    model: str
-    task: Task
     parts: Parts
-    info: EngineInfo
-    limits: Limits
+    model: Model
     tokenizer: HfTokenizer
 
     def engine(self) -> VllmEngine:
         """On the event loop that the engine is to live on."""
-        return VllmEngine(self.model, self.task, self.parts, self.info, self.limits, self.tokenizer)
+        return VllmEngine(self.parts, self.model, self.tokenizer)
 
     async def first_answer(self) -> None:
-        """A job of our own, before anybody's: that it makes a token says more than that it has started.
-
-        vLLM keeps its list of tasks; asked for by a caller's job, after a death, it would be waited for for ever. And
-        where the CPU has AMX, a process whose first prompt has a few tokens dies of an illegal instruction (vLLM
-        0.32); after one of this length it takes any.
-        """
-        llm = self.parts.llm
-        if self.task not in (tasks := await llm.get_supported_tasks()):
-            raise LlmUnavailable(self.model, f"vLLM cannot {self.task} with it, it can {', '.join(tasks)}")
-        if llm.vllm_config.parallel_config.pipeline_parallel_size > 1:
-            # What a stage is handed by the one before goes into a buffer that only a pass without a job makes: vLLM's
-            # warm-up has one, and is left out where nothing is compiled.
-            await llm.collective_rpc("execute_dummy_batch")
-        prompt = tokens_input([0] * min(_FIRST_TOKENS, self.limits.context_length - 1))
-        if self.task == "embed":
-            answer = llm.encode(prompt, hyperqwen_embed.parameters(), "first")
-        else:
-            answer = llm.generate(prompt, SamplingParams(max_tokens=1), "first")
-        async with aclosing(answer):
-            async for _output in answer:
-                continue
-        await llm.reset_prefix_cache()
+        """That it makes a token says more than that it has started; and swaps to this model are checked by it."""
+        await remember(self.model, await first_answer(self.parts.llm, self.model))
 
 
 def configure(spec: EngineSpec, plan: Plan) -> VllmConfig:
@@ -105,17 +76,8 @@ def start(
 ) -> Built:
     """Start the engine's process and wait until it is ready. Nothing is left of it if that fails."""
     tokenizer = HfTokenizer(checkpoint)
-    fingerprint = f"hyperqwen-{vllm.__version__}-{revision(spec.source, checkpoint)[:8]}"
-    defaults = _sampling_defaults(checkpoint)
-    llm = _running(spec, config, folder, processes)
-    limits = Limits(
-        config.model_config.max_model_len,
-        min(tokenizer.vocabulary_size, config.model_config.get_vocab_size()),
-        seeds=where == "gpu" or not config.scheduler_config.enable_chunked_prefill,
-        guesses=config.speculative_config is not None,
-    )
-    info = EngineInfo(limits.context_length, config.scheduler_config.max_num_seqs, fingerprint, defaults)
-    return Built(spec.model, spec.task, Parts(llm, processes, folder), info, limits, tokenizer)
+    model = describe(spec, checkpoint, tokenizer, config, where)
+    return Built(Parts(_running(spec, config, folder, processes), processes, folder), model, tokenizer)
 
 
 def _running(spec: EngineSpec, config: VllmConfig, folder: Path, processes: Processes) -> AsyncLLM:
@@ -168,11 +130,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return str(error.errors(include_context=False, include_input=False)[0]["msg"]).removeprefix("Value error, ")
     return str(error) or type(error).__name__
-
-
-def _sampling_defaults(checkpoint: Path) -> dict[str, float]:
-    settings = read_json(checkpoint / "generation_config.json")
-    return {name: settings[name] for name in _DEFAULTS if isinstance(settings.get(name), int | float)}
 
 
 def _settle() -> None:

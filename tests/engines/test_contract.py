@@ -411,6 +411,7 @@ async def test_a_swapped_engine_is_the_other_model_and_a_failed_swap_is_only_to_
     if not isinstance(rig.adapter, SwapAdapter):
         pytest.skip("its models do not swap in place")
     other = replace(spec, model="other")
+    await asyncio.to_thread(rig.adapter.open_tokenizer, spec)
     key = await asyncio.to_thread(rig.adapter.swap_key, spec)
     assert key is not None
     assert key == await asyncio.to_thread(rig.adapter.swap_key, other)
