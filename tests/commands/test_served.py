@@ -268,6 +268,7 @@ async def running_on(server: Serving, model: str) -> int:
         return next(each["running"] for each in (await response.json())["models"] if each["id"] == model)
 
 
+@pytest.mark.all  # it hung once, beside a vLLM that was loading, and why is not known yet
 async def test_ctrl_c_stops_the_answer_and_not_the_conversation(server: Serving, tmp_path: Path) -> None:
     tools = tmp_path / "tools.json"
     tools.write_text(json.dumps(TOOLS), encoding="utf-8")
