@@ -283,6 +283,7 @@ def program_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parents[2]), str(here.parent)])}
 
 
+@pytest.mark.all
 async def test_five_swaps_leave_the_process_as_it_was():
     program = [sys.executable, str(Path(__file__).with_name("swaps.py")), "6"]
     said = await asyncio.to_thread(

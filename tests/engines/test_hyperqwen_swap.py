@@ -38,7 +38,9 @@ async def answers(engine: Any, run: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "tied", [pytest.param(False, id="untied", marks=pytest.mark.all), pytest.param(True, id="tied")]
+)
 async def test_after_each_of_20_swaps_a_model_answers_as_loaded_afresh_and_a_mixture_is_found_out(
     tmp_path: Path, tied: bool
 ) -> None:
