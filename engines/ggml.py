@@ -14,7 +14,7 @@ from engines.gguf_header import BLOCKS
 from engines.llama_native import lib
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
 _CPU, _GPU = 0, 1
 """ggml_backend_dev_type."""
@@ -106,6 +106,11 @@ def step_s(threads: int, *, on_gpu: bool = False) -> float:
         return graph.seconds() / _STEPS
 
 
+def fastest_tenth(times: Sequence[float]) -> float:
+    """The time below which a tenth of two or more are; never less than the least of them, however few there are."""
+    return statistics.quantiles(times, n=10, method="inclusive")[0]
+
+
 class _Graph:
     def __init__(self, context: ctypes.c_void_p, backend: ctypes.c_void_p) -> None:
         self.context = context
@@ -138,7 +143,7 @@ class _Graph:
                     began = time.perf_counter()
                     base().ggml_backend_graph_compute(self._backend, graph)
                     times.append(time.perf_counter() - began)
-            return statistics.quantiles(times[len(self._graphs) :], n=10)[0]
+            return fastest_tenth(times[len(self._graphs) :])
         finally:
             base().ggml_backend_buffer_free(pointer(buffer))
 

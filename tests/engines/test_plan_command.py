@@ -14,7 +14,7 @@ from gguf_headers import header
 from published import write
 
 from citadel.cli import main
-from engines import plan_rates
+from engines import ggml, plan_rates
 from engines.plan_cost import Rates
 
 
@@ -110,6 +110,12 @@ def test_bandwidths_are_kept_for_this_machine_and_no_other(tmp_path: Path, monke
     assert plan_rates.load(tmp_path) == Rates()
     path.write_text("{", encoding="utf-8")
     assert plan_rates.load(tmp_path) == Rates()
+
+
+@pytest.mark.parametrize("times", [[1.0, 60.0, 61.0], [1.0, 1.0, 1.0, 50.0], [1.0, 2.0]])
+def test_the_fastest_tenth_of_a_few_times_is_none_of_less(times: list[float]):
+    """An estimate that goes on below the least of them would be a negative bandwidth."""
+    assert 1.0 <= ggml.fastest_tenth(times) < 50.0
 
 
 def test_calibration_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
