@@ -54,22 +54,23 @@ class Lifecycle:
 
     def swap(self, entry: Entry, old: Entry) -> None:
         """Load a model into the engine of another, which is stopped from now on."""
-        assert isinstance(old.phase, Loaded)
-        engine = old.phase.engine
+        engine = self._taken_down(old, failed=False)
         assert isinstance(engine, SwapEngine)
         self._claims.drop(entry)
-        self._metrics.unloading(old.id, failed=False, dismissed=False)
-        self._move(old, Unloading(engine))
         self._move(entry, Starting(time.monotonic(), entry.expected_swap_s or entry.expected_load_s))
         self._begin(self._swap(entry, old, engine), f"load {entry.id}")
 
     def unload(self, entry: Entry, failure: str | None = None) -> None:
+        self._begin_closing(entry, self._taken_down(entry, failed=failure is not None), failure)
+
+    def _taken_down(self, entry: Entry, *, failed: bool) -> Engine:
+        """A loaded model's engine, which takes no calls from now on."""
         assert isinstance(entry.phase, Loaded)
         engine = entry.phase.engine
-        self._metrics.unloading(entry.id, failed=failure is not None, dismissed=entry.dismissed)
+        self._metrics.unloading(entry.id, failed=failed, dismissed=entry.dismissed)
         entry.dismissed = False
         self._move(entry, Unloading(engine))
-        self._begin_closing(entry, engine, failure)
+        return engine
 
     def offline(self, entry: Entry) -> None:
         """Refuse what waits for the model, and close its engine. To be called when no operation is under way."""
