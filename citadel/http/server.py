@@ -65,7 +65,7 @@ class _Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         before = self._request_count
-        if self._head_timer is None and (self._body is None or self._body.is_eof()):
+        if self._is_between():
             self._begun = b""
         if len(self._begun) < _ENOUGH_BYTES:
             self._begun += data[:_ENOUGH_BYTES]
@@ -73,8 +73,12 @@ class _Connection(web.RequestHandler):
         if self._request_count > before:
             self._body = self._messages[-1][1]
             self._forget_head()
-        elif data and self._head_timer is None and (self._body is None or self._body.is_eof()):
+        elif data and self._is_between():
             self._expect_head()
+
+    def _is_between(self) -> bool:
+        """The latest request came whole, and of the next one nothing is here."""
+        return self._head_timer is None and (self._body is None or self._body.is_eof())
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forget_head()
