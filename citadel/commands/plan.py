@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from citadel.commands.common import FAILED, USAGE_ERROR, config_of, data_dir_of
+from citadel.commands.common import FAILED, USAGE_ERROR, config_of
 from citadel.config import Config, ConfigError, default_data_dir
 from citadel.engine import EngineSpec, Need
 from citadel.errors import CitadelError
@@ -41,14 +41,15 @@ def show_plan(options: argparse.Namespace) -> int:
 
 def _calibrate(options: argparse.Namespace) -> None:
     """What is measured goes to stderr as it comes, so that --json stays JSON."""
-    folder = _data_dir(options)
+    folder = options.data_dir or _data_dir(_config(options))
     rates = plan_rates.measure(folder, lambda line: print(line, file=sys.stderr, flush=True))
     print(f"kept in {plan_rates.keep(folder, rates)}", file=sys.stderr)
 
 
 def _show(options: argparse.Namespace) -> int:
-    spec, engine = _spec(options)
-    free = _free(options)
+    config = _config(options)
+    spec, engine = _spec(options, config)
+    free = _free(options, config)
     offload = options.gpu_memory is not None or gpu_offload()
     settings = settings_of(spec, engine)
     weights = Weights(spec)
@@ -77,9 +78,8 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _spec(options: argparse.Namespace) -> tuple[EngineSpec, str]:
+def _spec(options: argparse.Namespace, config: Config | None) -> tuple[EngineSpec, str]:
     """The load that is asked about, and its engine; a file is taken as strata's, with the default settings."""
-    config = _config(options)
     name = config.find(options.model) if config else None
     if config and name:
         settings = config.models[name]
@@ -92,7 +92,7 @@ def _spec(options: argparse.Namespace) -> tuple[EngineSpec, str]:
         if not path.exists():
             known = f"; there are {', '.join(config.models)}" if config else ""
             raise ConfigError(f"there is no model {options.model!r}{known}, and no such file")
-        data_dir = _data_dir(options)
+        data_dir = options.data_dir or _data_dir(config)
         spec, engine = EngineSpec(path.stem, path, None, 1, None, None, data_dir, data_dir=data_dir), "strata"
     changed = {"slots": options.slots, "context_length": options.context}
     return replace(spec, **{key: value for key, value in changed.items() if value is not None}), engine
@@ -103,12 +103,11 @@ def _config(options: argparse.Namespace) -> Config | None:
     return config_of(options) if options.config.exists() else None
 
 
-def _data_dir(options: argparse.Namespace) -> Path:
-    return data_dir_of(options) if options.config.exists() or options.data_dir else default_data_dir()
+def _data_dir(config: Config | None) -> Path:
+    return config.server.data_dir if config else default_data_dir()
 
 
-def _free(options: argparse.Namespace) -> Need:
-    config = _config(options)
+def _free(options: argparse.Namespace, config: Config | None) -> Need:
     limits = (config.gpu.ram_limit_gb, config.gpu.memory_limit_gb) if config else (None, None)
     free = memory.free([], *limits)
     gpu = options.gpu_memory if options.gpu_memory is not None else free.gpu
