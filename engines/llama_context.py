@@ -7,13 +7,12 @@ Nothing in this file is thread-safe.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from engines import llama_log
-from engines.llama_native import NativeError, assign, lib, reason
+from engines.llama_native import NativeError, assign, freed_with, lib, reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,6 +84,15 @@ class Batch:
             raise NativeError("a batch has a token that is not in the vocabulary")
 
 
+def make_context(model: Model, params: Any) -> Any:
+    """llama.cpp's context of `params`, or `NativeError` with its reason."""
+    with llama_log.errors_kept() as errors:
+        handle = lib.llama_init_from_model(model.handle, params)
+    if not handle:
+        raise NativeError(reason(errors) or "llama.cpp could not make a context")
+    return handle
+
+
 class Context:
     """The memory of `sequences` sequences, and the compute that fills it."""
 
@@ -97,14 +105,9 @@ class Context:
         params.n_seq_max = sequences
         # Without a bound the compute buffer holds logits for every token of a batch; only a few are asked for.
         params.n_outputs_max = self.most_outputs = outputs or sequences
-        with llama_log.errors_kept() as errors:
-            handle = lib.llama_init_from_model(model.handle, params)
-        if not handle:
-            raise NativeError(reason(errors) or "llama.cpp could not make a context")
-        self.handle = handle
+        self.handle = handle = make_context(model, params)
         self._model = model
-        self._free = weakref.finalize(self, lib.llama_free, handle)
-        self._free.atexit = False
+        self._free = freed_with(self, lib.llama_free, handle)
         self._memory = lib.llama_get_memory(handle)
         if not self._memory:
             raise NativeError(f'a {model.architecture} model makes embeddings and no text: set task = "embed"')
@@ -220,8 +223,7 @@ class Chain:
     def __init__(self, steps: Sequence[tuple[str, tuple[float, ...]]], seed: int) -> None:
         """`steps` are names of llama_sampler_init_* with their arguments."""
         self.handle = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        self._free = weakref.finalize(self, lib.llama_sampler_free, self.handle)
-        self._free.atexit = False
+        self._free = freed_with(self, lib.llama_sampler_free, self.handle)
         for name, arguments in steps:
             lib.llama_sampler_chain_add(self.handle, getattr(lib, f"llama_sampler_init_{name}")(*arguments))
         lib.llama_sampler_chain_add(self.handle, lib.llama_sampler_init_dist(seed))

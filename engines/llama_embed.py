@@ -5,7 +5,6 @@ A text is computed whole, and leaves nothing behind: there is no cache to plan f
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -14,9 +13,9 @@ import numpy as np
 
 from citadel.engine import EmbedJob, EngineInfo
 from citadel.errors import EdgeError
-from engines import embedding, llama_files, llama_log
-from engines.llama_context import Batch
-from engines.llama_native import NativeError, assign, lib, reason
+from engines import embedding, llama_files
+from engines.llama_context import Batch, make_context
+from engines.llama_native import NativeError, assign, freed_with, lib
 from engines.llama_worker import Begin, Duty, Happened, Ready, Worker
 
 if TYPE_CHECKING:
@@ -59,13 +58,8 @@ class EmbedContext:
         params.n_seq_max = _AT_ONCE
         params.kv_unified = True
         params.embeddings = True
-        with llama_log.errors_kept() as errors:
-            handle = lib.llama_init_from_model(model.handle, params)
-        if not handle:
-            raise NativeError(reason(errors) or "llama.cpp could not make a context")
-        self._handle = handle
-        self._free = weakref.finalize(self, lib.llama_free, handle)
-        self._free.atexit = False
+        self._handle = handle = make_context(model, params)
+        self._free = freed_with(self, lib.llama_free, handle)
         if lib.llama_pooling_type(handle) not in _POOLED:
             self.close()
             raise NativeError("the file does not say how a text's vector is made of its tokens'; set pooling")

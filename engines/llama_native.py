@@ -67,8 +67,7 @@ class Model:
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
-        self._free = weakref.finalize(self, lib.llama_model_free, handle)
-        self._free.atexit = False
+        self._free = freed_with(self, lib.llama_model_free, handle)
 
     @classmethod
     def load(
@@ -214,6 +213,13 @@ def assign(params: Any, settings: Mapping[str, Any]) -> None:
         if not hasattr(params, name):
             raise NativeError(f"llama.cpp has no setting {name}")
         setattr(params, name, value)
+
+
+def freed_with(owner: object, free: Callable[[Any], None], handle: Any) -> weakref.finalize[[Any], Any]:
+    """Frees `handle` when called, or when `owner` is gone; not at exit, where llama.cpp may be gone already."""
+    finalizer = weakref.finalize(owner, free, handle)
+    finalizer.atexit = False
+    return finalizer
 
 
 def reason(errors: list[str]) -> str:
