@@ -140,7 +140,9 @@ def strata_spec(folder: Path, **options: Any) -> EngineSpec:
     return llama_spec(folder, place={r"blk\.[0-9]\.ffn": "disk"}, **options)
 
 
+HYPERQWEN = Rig("hyperqwen", hyperqwen_spec, prompt=chatml, kill=kill_hyperqwen, marks=(pytest.mark.real, has_vllm))
 LLAMA = Rig("llama", llama_spec, prompt=chatml, kill=kill_llama, marks=(pytest.mark.real, has_smollm2))
+STRATA = replace(LLAMA, name="strata", spec=strata_spec)
 
 RIGS = [
     Rig(
@@ -155,9 +157,9 @@ RIGS = [
             "tokens": "a recording's pieces are counted as one token each, whatever their text",
         },
     ),
-    Rig("hyperqwen", hyperqwen_spec, prompt=chatml, kill=kill_hyperqwen, marks=(pytest.mark.real, has_vllm)),
+    HYPERQWEN,
     LLAMA,
-    replace(LLAMA, name="strata", spec=strata_spec),
+    STRATA,
 ]
 
 

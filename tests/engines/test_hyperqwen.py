@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
-from rigs import all_of, chatml, has_vllm, hyperqwen_spec, text_of, tokens_of
+from rigs import HYPERQWEN, all_of, chatml, has_vllm, hyperqwen_spec, loaded, text_of, tokens_of
 
 from citadel.engine import EngineSpec, Job, Piece, Sampling
 from citadel.errors import BadRequest, EngineRestarted, LlmUnavailable
@@ -43,18 +43,9 @@ def spec(**options: Any) -> EngineSpec:
     return replace(hyperqwen_spec(Path(), **options), slots=MANY)
 
 
-@asynccontextmanager
-async def loaded(spec: EngineSpec) -> AsyncGenerator[Any]:
-    engine = await Hyperqwen.load(spec, lambda _fraction: None)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncGenerator[Any]:
-    async with loaded(spec()) as engine:
+    async with loaded(HYPERQWEN, spec()) as engine:
         yield engine
 
 
@@ -147,7 +138,7 @@ async def test_a_grammar_that_is_none_is_a_bad_request(engine: Any, prompts: lis
 
 
 async def test_killing_the_process_ends_its_jobs_and_no_other_engine(engine: Any, prompts: list[list[int]]):
-    async with loaded(spec()) as victim:
+    async with loaded(HYPERQWEN, spec()) as victim:
         long = [job(f"victim-{number}", prompts[number], max_tokens=300, ignore_eos=True) for number in range(8)]
         running = [asyncio.create_task(all_of(victim, each)) for each in long]
         async with aclosing(engine.generate(job("survivor", prompts[9], max_tokens=40, ignore_eos=True))) as survivor:
@@ -171,7 +162,7 @@ async def test_killing_the_process_ends_its_jobs_and_no_other_engine(engine: Any
 
 async def test_a_stopped_process_is_closed_like_any_other(prompts: list[list[int]]):
     before = children()
-    async with loaded(spec()) as engine:
+    async with loaded(HYPERQWEN, spec()) as engine:
         running = asyncio.create_task(all_of(engine, job("stuck", prompts[0], max_tokens=300, ignore_eos=True)))
         await all_of(engine, job("first", prompts[1], max_tokens=1))
         engine_process(engine).suspend()
@@ -195,7 +186,7 @@ async def test_a_cancelled_close_still_closes():
 
 
 async def test_an_interrupt_meant_for_the_server_lets_the_jobs_finish(prompts: list[list[int]]):
-    async with loaded(spec()) as engine:
+    async with loaded(HYPERQWEN, spec()) as engine:
         async with aclosing(engine.generate(job("last", prompts[0], max_tokens=30, ignore_eos=True))) as pieces:
             made = [await anext(pieces)]
             engine_process(engine).send_signal(signal.SIGINT)
@@ -238,7 +229,7 @@ async def test_a_load_cancelled_while_its_process_starts_leaves_nothing():
 
 
 async def test_with_prompts_computed_in_parts_a_seed_is_refused_rather_than_died_of(prompts: list[list[int]]):
-    async with loaded(spec(enable_chunked_prefill=True, max_num_batched_tokens=MANY)) as engine:
+    async with loaded(HYPERQWEN, spec(enable_chunked_prefill=True, max_num_batched_tokens=MANY)) as engine:
         with pytest.raises(BadRequest, match="seed"):
             await all_of(engine, job("seeded", prompts[0], seed=1))
         assert len(tokens_of(await all_of(engine, job("plain", prompts[0], ignore_eos=True)))) == 16
@@ -300,6 +291,6 @@ async def test_five_swaps_leave_the_process_as_it_was():
 
 
 async def test_the_first_job_of_an_engine_may_be_of_one_token():
-    async with loaded(replace(spec(), source=CHECKPOINT)) as engine:
+    async with loaded(HYPERQWEN, replace(spec(), source=CHECKPOINT)) as engine:
         for length in (1, 3):
             assert len(tokens_of(await all_of(engine, job(f"short-{length}", [7] * length, ignore_eos=True)))) == 16

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rigs import left_behind
+from rigs import LLAMA, left_behind, loaded
 
 pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")
@@ -38,15 +38,6 @@ def spec(source: Path, **options: Any) -> EngineSpec:
     return EngineSpec("bert", source, None, 2, None, None, source.parent, {"n_threads": 1, **options}, task="embed")
 
 
-@asynccontextmanager
-async def loaded(described: EngineSpec) -> AsyncIterator[Engine]:
-    engine = await Llama.load(described, lambda _fraction: None)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
 async def vectors(engine: Engine, texts: Sequence[Sequence[int]], id_: str = "job") -> list[Vector]:
     async with aclosing(engine.embed(EmbedJob(id_, texts))) as found:
         return [vector async for vector in found]
@@ -67,7 +58,7 @@ async def test_vectors_are_those_of_a_bare_call(bert: Path) -> None:
     tokenizer = await asyncio.to_thread(Llama.open_tokenizer, spec(bert))
     texts = [tokenizer.encode(text, add_special=True) for text in TEXTS]
     assert tokenizer.decode(texts[2]) == "[CLS] the cat[SEP]"
-    async with loaded(spec(bert)) as engine:
+    async with loaded(LLAMA, spec(bert)) as engine:
         found = await vectors(engine, texts)
     for text, vector in zip(TEXTS, found, strict=True):
         assert len(vector) == tiny_bert.WIDTH
@@ -82,7 +73,7 @@ async def test_a_model_that_generates_can_embed_with_a_pooling_that_its_owner_ch
 ) -> None:
     source = write_llama(tmp_path / "llama.gguf")
     tokenizer = await asyncio.to_thread(Llama.open_tokenizer, spec(source))
-    async with loaded(spec(source, pooling=pooling)) as engine:
+    async with loaded(LLAMA, spec(source, pooling=pooling)) as engine:
         texts = [tokenizer.encode(text, add_special=True) for text in ("hello there", "hello", "other words")]
         together = await vectors(engine, texts)
         alone = [(await vectors(engine, [text]))[0] for text in texts]
@@ -115,11 +106,11 @@ async def test_a_model_without_a_cache_does_not_generate(bert: Path) -> None:
 
 
 async def test_each_refuses_what_the_other_does(bert: Path, tmp_path: Path) -> None:
-    async with loaded(spec(bert)) as engine:
+    async with loaded(LLAMA, spec(bert)) as engine:
         with pytest.raises(BadRequest, match="no text"):
             await anext(engine.generate(Job("job", [5], Sampling(max_tokens=1))))
     source = write_llama(tmp_path / "llama.gguf")
-    async with loaded(EngineSpec("llama", source, None, 2, None, None, tmp_path, {"n_threads": 1})) as engine:
+    async with loaded(LLAMA, EngineSpec("llama", source, None, 2, None, None, tmp_path, {"n_threads": 1})) as engine:
         with pytest.raises(BadRequest, match="no embeddings"):
             await vectors(engine, [[5]])
 
@@ -128,7 +119,7 @@ async def test_many_texts_of_several_jobs_come_each_in_its_own_order(bert: Path)
     words = range(5, 5 + len(tiny_bert.WORDS))
     wanted = [[2, *([word] * length), 3] for length in (1, 30, 2) for word in words] * 4
     assert len(wanted) > 2 * _AT_ONCE
-    async with loaded(spec(bert)) as engine:
+    async with loaded(LLAMA, spec(bert)) as engine:
         alone = {tuple(text): (await vectors(engine, [text]))[0] for text in wanted}
         jobs = [wanted, wanted[::-1], wanted[:5]]
         found = await asyncio.gather(*(vectors(engine, texts, f"job-{at}") for at, texts in enumerate(jobs)))
@@ -138,7 +129,7 @@ async def test_many_texts_of_several_jobs_come_each_in_its_own_order(bert: Path)
 
 
 async def test_a_text_may_fill_the_context_and_no_more(bert: Path) -> None:
-    async with loaded(spec(bert, n_ubatch=512)) as engine:
+    async with loaded(LLAMA, spec(bert, n_ubatch=512)) as engine:
         assert engine.info.context_length == tiny_bert.CONTEXT
         (vector,) = await vectors(engine, [[5] * tiny_bert.CONTEXT])
         assert len(vector) == tiny_bert.WIDTH
@@ -152,7 +143,7 @@ async def test_a_text_may_fill_the_context_and_no_more(bert: Path) -> None:
 
 async def test_a_job_that_is_closed_leaves_nothing_behind(bert: Path) -> None:
     before = left_behind()
-    async with loaded(spec(bert)) as engine:
+    async with loaded(LLAMA, spec(bert)) as engine:
         running = engine.embed(EmbedJob("long", [[5] * 60] * 500))
         await anext(running)
         await running.aclose()
@@ -178,7 +169,7 @@ async def test_a_vector_without_a_direction_is_an_error_of_its_job_alone(
         ]
 
     monkeypatch.setattr(EmbedContext, "vectors", with_nothing)
-    async with loaded(spec(bert)) as engine:
+    async with loaded(LLAMA, spec(bert)) as engine:
         failing, fine = await asyncio.gather(
             vectors(engine, [[5], [9], [5]], "failing"), vectors(engine, [[5]] * 3, "fine"), return_exceptions=True
         )

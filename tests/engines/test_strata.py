@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import stat
 from array import array
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
-from rigs import all_of, tokens_of
+from rigs import LLAMA, STRATA, all_of, loaded, tokens_of
 from tiny_moe import CONTEXT, EXPERTS, FORWARD, LAYERS, WIDTH, write
 
 from citadel.engine import Engine, EngineSpec, Job, Need, Sampling
@@ -42,16 +40,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spec(source: Path, tmp_path: Path) -> EngineSpec:
     options = {"n_threads": 1, "n_gpu_layers": 0, "prompt_cache_mb": 1}
     return EngineSpec("moe", source, None, 2, CONTEXT // 2, None, tmp_path / "cache", options, tmp_path / "data")
-
-
-@asynccontextmanager
-async def loaded(spec: EngineSpec, name: str = "strata", **options: Any) -> AsyncIterator[Engine]:
-    changed = replace(spec, options={**spec.options, **options})
-    engine = await adapter(name).load(changed, lambda _fraction: None)
-    try:
-        yield engine
-    finally:
-        await engine.close()
 
 
 async def said(engine: Engine, prompt: list[int] = PROMPT) -> list[int]:
@@ -86,10 +74,10 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 async def test_a_plan_is_followed_and_changes_no_output(spec: EngineSpec, held: dict[str, str], name: str):
     options, on_disk, types = PLANS[name]
-    async with loaded(spec, "llama") as plain:
+    async with loaded(LLAMA, spec) as plain:
         expected = await said(plain)
         before = dict(held)
-    async with loaded(spec, **options) as engine:
+    async with loaded(STRATA, spec, **options) as engine:
         assert await said(engine) == expected
         placement = engine.info.placement
     assert placement is not None
@@ -110,7 +98,7 @@ async def test_what_does_not_fit_into_ram_stays_on_the_disk(spec: EngineSpec):
     need = await asyncio.to_thread(adapter("strata").need, fitted)
     assert need.fitted
     assert need.ram <= room.ram
-    async with loaded(fitted) as engine:
+    async with loaded(STRATA, fitted) as engine:
         assert engine.info.placement is not None
         assert engine.info.placement.planned["disk"] >= EXPERT_BYTES
         assert engine.info.placement.found == engine.info.placement.planned
@@ -121,15 +109,15 @@ async def test_where_no_plan_exists_the_need_says_so_and_a_load_is_refused(spec:
     need = await asyncio.to_thread(adapter("strata").need, small)
     assert need.ram > 1_000_000
     with pytest.raises(LlmUnavailable, match=r"out of memory: it needs .* GB of RAM, there are 0\.00 GB"):
-        async with loaded(small):
+        async with loaded(STRATA, small):
             pass
 
 
 async def test_a_layout_that_is_not_known_is_not_read(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(llama_placing, "_version", lambda: "0.9.9 (1.0)")
-    async with loaded(spec, "llama") as plain:
+    async with loaded(LLAMA, spec) as plain:
         expected = await said(plain)
-    async with loaded(spec, place={"_exps": "disk"}) as engine:
+    async with loaded(STRATA, spec, place={"_exps": "disk"}) as engine:
         assert await said(engine) == expected
         assert engine.info.placement is not None
         assert engine.info.placement.found is None
@@ -153,9 +141,9 @@ async def test_a_wrong_option_is_named(spec: EngineSpec, options: dict[str, Any]
 
 @pytest.mark.skipif(not gpu_offload(), reason="no GPU here: the GPU tier is not run")
 async def test_layers_on_the_gpu_are_there(spec: EngineSpec, held: dict[str, str]):
-    async with loaded(spec, "llama") as plain:
+    async with loaded(LLAMA, spec) as plain:
         expected = await said(plain)
-    async with loaded(spec, n_gpu_layers=-1, place={r"blk\.0\..*_exps": "ram"}) as engine:
+    async with loaded(STRATA, spec, n_gpu_layers=-1, place={r"blk\.0\..*_exps": "ram"}) as engine:
         assert (await said(engine))[:4] == expected[:4]
         assert engine.info.placement is not None
         assert engine.info.placement.found == engine.info.placement.planned
@@ -171,32 +159,32 @@ async def cached(engine: Engine, prompt: list[int]) -> tuple[int, list[int]]:
 
 async def test_a_swap_does_not_cost_the_prefix(spec: EngineSpec):
     first, second = PROMPT, [7, *PROMPT]
-    async with loaded(spec, session_mb=8) as engine:
+    async with loaded(STRATA, spec, session_mb=8) as engine:
         for prompt in (first, second):
             await said(engine, prompt)
         expected = [await cached(engine, prompt) for prompt in (first, second)]
     path = kept.session_path(spec.data_dir or Path(), "moe")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    async with loaded(spec, session_mb=8) as engine:
+    async with loaded(STRATA, spec, session_mb=8) as engine:
         assert [await cached(engine, prompt) for prompt in (first, second)] == expected
     assert [count for count, _ in expected] == [len(first) - 1, len(second) - 1]
 
 
 async def test_without_the_option_nothing_is_kept_and_what_was_is_removed(spec: EngineSpec):
     path = kept.session_path(spec.data_dir or Path(), "moe")
-    async with loaded(spec, session_mb=8) as engine:
+    async with loaded(STRATA, spec, session_mb=8) as engine:
         await said(engine)
     assert path.exists()
-    async with loaded(spec) as engine:
+    async with loaded(STRATA, spec) as engine:
         assert (await cached(engine, PROMPT))[0] == 0
     assert not path.exists()
 
 
 async def test_what_was_kept_of_other_settings_is_not_used(spec: EngineSpec):
-    async with loaded(spec, session_mb=8) as engine:
+    async with loaded(STRATA, spec, session_mb=8) as engine:
         await said(engine)
-    async with loaded(spec, session_mb=8, type_k="f32") as engine:
+    async with loaded(STRATA, spec, session_mb=8, type_k="f32") as engine:
         assert (await cached(engine, PROMPT))[0] == 0
 
 
