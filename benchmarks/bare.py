@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
-import psutil
 import uvloop
 
 from benchmarks.client import ROOT, Run
 from benchmarks.measure import Answer
-from benchmarks.servers import CACHE, CONTEXT, LLAMA_SLOTS, gguf, pin, vllm_plan
+from benchmarks.servers import CACHE, CONTEXT, LLAMA_SLOTS, Measured, gguf, vllm_plan
 from citadel.engine import EngineSpec, Job, Sampling
 
 Generate = Callable[[str, Sequence[int], int], AsyncGenerator[int, None]]
@@ -33,23 +32,14 @@ Generate = Callable[[str, Sequence[int], int], AsyncGenerator[int, None]]
 KINDS: Final = ("asyncllm", "hyperqwen", "llama")
 
 
-@dataclass(frozen=True, slots=True)
-class Bare:
+@dataclass(frozen=True)
+class Bare(Measured):
     name: str
     process: subprocess.Popen[str]
 
     @property
     def pid(self) -> int:
         return self.process.pid
-
-    def cpu_s(self) -> float:
-        times = psutil.Process(self.pid).cpu_times()
-        return times.user + times.system
-
-    def pin(self, server: set[int], engine: set[int]) -> None:
-        pin(self.pid, server)
-        for child in psutil.Process(self.pid).children(recursive=True):
-            pin(child.pid, engine)
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int, streams: int) -> Run:
         assert self.process.stdin is not None

