@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, cast
 
+import orjson
 from pydantic import Field, StrictBool, StrictInt
 
 from citadel import errors
@@ -25,7 +26,7 @@ from citadel.messages import (
 )
 from citadel.wire.dialect import Json, Sse
 from citadel.wire.fields import UNSUPPORTED, Body, checked
-from citadel.wire.response import Answering, usage
+from citadel.wire.response import TEXT, Answering, around, usage
 from citadel.wire.sampling import MAX_TOP_LOGPROBS, SamplingBody, StreamOptions, TokenIds, sampling, stops
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -111,8 +112,22 @@ class CompletionAnswer:
         self._logprobs = request.sampling.logprobs is not None
         self._fingerprint = ""
         self._choices = [_Choice() for _ in range(request.n)]
+        self._written: dict[int, list[bytes]] = {}
+        """As of chat: the chunks of a choice, written once and cut where the text goes."""
 
-    def stream(self, event: CallEvent) -> Iterator[Sse]:
+    def stream(self, event: CallEvent) -> Iterable[Sse | bytes]:
+        plain = not (self._logprobs or self._answering.continuous_usage)
+        if plain and isinstance(event, Delta) and isinstance(said := event.event, Content):
+            return (orjson.dumps(said.text).join(self._around(event.choice)),)
+        return [(None, chunk) for chunk in self._chunks(event)]
+
+    def _around(self, choice: int) -> list[bytes]:
+        parts = self._written.get(choice)
+        if parts is None:
+            parts = self._written[choice] = around(self._chunk(choice, TEXT, None, None, Usage()))
+        return parts
+
+    def _chunks(self, event: CallEvent) -> Iterator[Json]:
         match event:
             case Started():
                 self._fingerprint = event.fingerprint
@@ -124,7 +139,7 @@ class CompletionAnswer:
             case Delta(choice=choice, event=Finished() as finished):
                 yield self._chunk(choice, "", None, finished.reason, event.usage)
             case Done() if self._answering.include_usage:
-                yield None, {**self._envelope([]), "usage": usage(event.usage)}
+                yield {**self._envelope([]), "usage": usage(event.usage)}
             case Done() | Waiting() | Delta() | Embedded():
                 return
 
@@ -146,7 +161,7 @@ class CompletionAnswer:
         return {**self._envelope(answers), "usage": usage(total)}
 
     def _parts(self, event: CallEvent) -> list[Json]:
-        return [part for _, chunk in self.stream(event) for part in cast("list[Json]", chunk["choices"])]
+        return [part for chunk in self._chunks(event) for part in cast("list[Json]", chunk["choices"])]
 
     def _said(self, choice: int, logprobs: tuple[TokenLogprob, ...]) -> Json | None:
         """The legacy shape: lists side by side, `text_offset` in characters of this choice's text."""
@@ -163,12 +178,12 @@ class CompletionAnswer:
             "text_offset": offsets,
         }
 
-    def _chunk(self, choice: int, text: str, logprobs: Json | None, reason: str | None, so_far: Usage) -> Sse:
+    def _chunk(self, choice: int, text: str, logprobs: Json | None, reason: str | None, so_far: Usage) -> Json:
         part: Json = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": reason}
         chunk = self._envelope([part])
         if self._answering.include_usage:
             chunk["usage"] = usage(so_far) if self._answering.continuous_usage else None
-        return None, chunk
+        return chunk
 
     def _envelope(self, choices: list[Json]) -> Json:
         return self._answering.envelope("text_completion", self._fingerprint, choices)

@@ -29,7 +29,8 @@ from citadel.messages import (
 )
 from citadel.wire.dialect import Json, Sse
 
-_TEXT: Final = "\0the text\0"
+TEXT: Final = "\0the text\0"
+"""Stands for the text in a chunk that is given to `around`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ class ChatAnswer:
         """What stands around the text of a chunk."""
         parts = self._written.get((choice, kind))
         if parts is None:
-            chunk = _delta_chunk(self._answering, Delta(choice, kind(_TEXT), Usage()), self._fingerprint)
-            parts = self._written[choice, kind] = orjson.dumps(chunk).split(orjson.dumps(_TEXT))
+            chunk = _delta_chunk(self._answering, Delta(choice, kind(TEXT), Usage()), self._fingerprint)
+            parts = self._written[choice, kind] = around(chunk)
         return parts
 
     def failed(self, error: CitadelError) -> list[Sse]:
@@ -90,6 +91,11 @@ class ChatAnswer:
 
     def whole(self, events: Iterable[CallEvent]) -> Json:
         return fold(self._answering, events, logprobs=self._logprobs)
+
+
+def around(chunk: Json) -> list[bytes]:
+    """A chunk as JSON, cut wherever `TEXT` stands in it; joined with a text in JSON it is the chunk with that text."""
+    return orjson.dumps(chunk).split(orjson.dumps(TEXT))
 
 
 def chunks(answering: Answering, event: CallEvent, fingerprint: str) -> Iterator[Json]:

@@ -269,6 +269,21 @@ def test_a_completion_in_chunks() -> None:
     assert found[2]["choices"][0]["finish_reason"] == "length"
 
 
+ODD = ('say "hi"\n', "\\", "\0the text\0", "é😀\u2028", " plain")
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_a_completions_chunks_that_are_written_by_the_prepared_way_say_what_the_others_do(usage: bool) -> None:
+    events = [Started("f", PROMPT), *(Delta(at, Content(text), TOTAL) for text in ODD for at in (1, 0))]
+    dialect = completion(n=2, usage=usage)
+    prepared = [json.loads(each) for event in events for each in dialect.stream(event)]
+    built = [chunk for _, chunk in sent(completion(n=2, usage=usage, logprobs=0), events)]
+    for chunk in built:
+        chunk["choices"][0]["logprobs"] = None
+    assert len(prepared) == 2 * len(ODD)
+    assert prepared == built
+
+
 def test_a_completion_of_several_choices_that_repeats_its_prompt() -> None:
     events = [Started("f", PROMPT), *(Delta(at, Content(str(at)), TOTAL) for at in (1, 0)), Done(TOTAL)]
     whole = completion(n=2, echo=True).whole(events)
