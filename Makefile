@@ -21,9 +21,11 @@ test: .venv/.installed-dev check
 test-all: .venv/.installed-dev check
 	$(BIN)/python -m pytest -m "not clients"
 
-# Other makers' clients, each installed under .venv-clients the first time: about ten minutes, and 4 GB. Needs npm for two.
+# Other makers' clients, each installed under .venv-clients the first time: about ten minutes, and 4 GB.
 clients: .venv/.installed-dev
-	$(BIN)/python -m pytest tests/clients -m "clients or not clients" -v
+	$(BIN)/python -m tests.clients.environments
+	$(BIN)/python -m pytest -v -m "clients or not clients" tests/clients \
+		tests/http/test_docs_pages.py::test_the_javascript_examples_print_what_is_shown
 
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check .

@@ -17,6 +17,7 @@ import pytest
 
 from citadel.http.routes_docs import ORDER, SOURCES, page, title
 from citadel.wire.request import ChatBody
+from tests.clients.environments import CLIENTS
 from tests.conftest import Serving, make_config, serving, write_script
 from tests.process import ROOT
 
@@ -54,7 +55,7 @@ def examples(name: str) -> list[Example]:
     fences = list(re.finditer(r"^```(\w+)\n(.*?)^```$", SOURCES[name], re.DOTALL | re.MULTILINE))
     found: list[Example] = []
     for at, fence in enumerate(fences):
-        if fence[1] in ("bash", "python"):
+        if fence[1] in ("bash", "python", "javascript"):
             after = fences[at + 1] if at + 1 < len(fences) else None
             below = after is not None and after[1] in ("json", "text")
             close = below and not SOURCES[name][fence.end() : after.start()].strip()
@@ -135,6 +136,22 @@ async def test_the_python_examples_print_what_is_shown(server: Serving, tmp_path
         assert printed[path].strip(), example.code
         if example.shown is not None:
             assert printed[path] == example.shown, example.code
+
+
+@pytest.mark.clients
+async def test_the_javascript_examples_print_what_is_shown(server: Serving) -> None:
+    """Beside the package that they import, in the environment of the SDK's own row in tests/clients."""
+    node = next(client for client in CLIENTS if client.name == "openai_node")
+    assert node.installed, f"install it by: python -m tests.clients.environments {node.name}"
+    found = in_language("javascript")
+    assert len(found) >= 4
+    for example in found:
+        path = node.folder / f"{example.page}.mjs"
+        path.write_text(example.code, encoding="utf-8")
+        printed = await run(server, str(node.folder / "bin" / "node"), str(path))
+        assert printed.strip(), example.code
+        if example.shown is not None:
+            assert printed == example.shown, example.code
 
 
 @pytest.mark.parametrize("name", ORDER)

@@ -10,13 +10,15 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import events_of
+from tests.integrity import drill
 from tests.models.export import CHECKPOINT, GGUF
 from tests.models.generate import Dialogue, unseen
-from tests.real.conftest import ENGINES
+from tests.real.conftest import ENGINES, RealServer, engines_of
 from tests.real.test_agents import ask, calls_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -248,19 +250,53 @@ async def test_a_model_does_what_its_task_is(client: aiohttp.ClientSession, engi
             assert (response.status, (await response.json())["error"]["param"]) == (400, "model")
 
 
-async def test_a_second_engine_of_vllm_keeps_the_series_of_the_first(client: aiohttp.ClientSession) -> None:
-    """Both engines of vLLM are loaded by now, in one process, and so is each of llama.cpp."""
+async def test_embedding_jobs_end_with_their_caller_and_with_their_engine(
+    client: aiohttp.ClientSession, tiny_server: RealServer
+) -> None:
+    """Both engines of vLLM are loaded by now, in one process: the series of the other survive the death of the one."""
     await ask(client, {"model": "hyperqwen", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})
+    small = {"model": "hyperqwen-embed", "input": "hi"}
+    await post(client, "/v1/embeddings", small)
     before = await series(client)
-    await post(client, "/v1/embeddings", {"model": "hyperqwen-embed", "input": "hi"})
-    async with client.post("/admin/models/hyperqwen-embed/unload") as response:
-        assert response.status == 202
-    await post(client, "/v1/embeddings", {"model": "hyperqwen-embed", "input": "hi"})  # which starts it again
+    long = {**small, "input": [" ".join(TEXTS * 10)] * 2048}
+    text = {"model": "hyperqwen-embed", "prompt": long["input"][0]}
+    whole = 2048 * (await post(client, "/tokenize", text))["count"]
+    # The model that makes text was loaded first.
+    engine = max(engines_of(tiny_server), key=psutil.Process.create_time)
+    async with drill(client, tiny_server.url, tiny_server.pid) as delivered:
+        leaver = asyncio.create_task(post(client, "/v1/embeddings", long))
+        await until_running(client, 1)
+        leaver.cancel()
+        await until_running(client, 0)
+        delivered.cut(None, whole - 1, counts=False)
+        delivered.whole((await post(client, "/v1/embeddings", small))["usage"])
+        victim = asyncio.create_task(refused(client, long))
+        await until_running(client, 1)
+        engine.kill()
+        assert await victim == (502, "engine_restarted")
+        delivered.cut(None, whole - 1, counts=False)
+        delivered.whole((await post(client, "/v1/embeddings", small))["usage"])  # which starts it again
     after = await series(client)
     assert all(after[key] >= value for key, value in before.items() if key[0].endswith(("_total", "_count")))
-    for model in ("hyperqwen", "hyperqwen-embed"):
-        assert after["citadel_load_seconds_count", model] >= (1 if model == "hyperqwen" else 2)
+    for model, loads in (("hyperqwen", 1), ("hyperqwen-embed", 2)):
+        assert after["citadel_load_seconds_count", model] >= loads
         assert after["citadel_tokens_total", model, "prompt"] > 0
+
+
+async def until_running(client: aiohttp.ClientSession, count: int) -> None:
+    """Waits until the vLLM model for embeddings has so many calls."""
+    running = None
+    async with asyncio.timeout(60):
+        while running != count:
+            async with client.get("/admin/status") as response:
+                models = (await response.json())["models"]
+            (running,) = (each["running"] for each in models if each["id"] == "hyperqwen-embed")
+
+
+async def refused(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[int, str]:
+    """The status and type of the error that a call for embeddings ends with."""
+    async with client.post("/v1/embeddings", json=body) as response:
+        return response.status, (await response.json())["error"]["type"]
 
 
 async def series(client: aiohttp.ClientSession) -> dict[tuple[str, ...], float]:
