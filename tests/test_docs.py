@@ -66,6 +66,13 @@ def test_the_unit_and_the_image_start_the_server_with_options_that_exist() -> No
         assert parser().parse_args(["serve", *words]).data_dir == Path("/var/lib/citadel")
 
 
+def test_all_that_a_service_caches_is_in_the_folder_that_it_may_write_to() -> None:
+    """vLLM has a folder of its own beside Citadel's: both are found by these."""
+    for name in ("deploy/citadel.service", "deploy/Dockerfile", "docs/deploy.md"):
+        found = dict(re.findall(r"\b([A-Z_]*(?:HOME|CACHE\w*))=(\S+)", page(name)))
+        assert found == dict.fromkeys(("HOME", "XDG_CACHE_HOME"), "/var/cache/citadel"), name
+
+
 def test_no_page_or_source_names_a_registry_or_this_machine() -> None:
     for path in [
         file
