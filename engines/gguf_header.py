@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 _MAGIC: Final = b"GGUF"
@@ -100,14 +100,6 @@ class GgufHeader:
     tensors: tuple[TensorEntry, ...]
     end: int
 
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(tensor.shape) for tensor in self.tensors)
-
-    def of_model(self, key: str) -> Any:
-        """A value whose key begins with the architecture's name, such as `block_count`; None where there is none."""
-        return self.metadata.get(f"{self.metadata.get('general.architecture')}.{key}")
-
 
 class _Cursor:
     def __init__(self, file: BinaryIO) -> None:
@@ -157,6 +149,10 @@ class _Cursor:
             self._data += chunk
         self.at = end
         return begin
+
+
+def parameters(tensors: Iterable[TensorEntry]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 def read_header(path: Path) -> GgufHeader:

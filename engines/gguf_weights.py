@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from engines.gguf_header import GgufHeader, NotGguf, read_header
+from engines.gguf_header import GgufHeader, NotGguf, parameters, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -146,7 +146,7 @@ def _checked_header(source: Path, parent: Path) -> GgufHeader:
         raise ConversionFailed(str(error)) from error
     if (header.metadata.get("split.count") or 1) > 1:
         raise ConversionFailed("the file is one part of several; join them first (llama-gguf-split --merge)")
-    needed, free = 2 * header.parameters + _SPARE_BYTES, shutil.disk_usage(parent).free
+    needed, free = 2 * parameters(header.tensors) + _SPARE_BYTES, shutil.disk_usage(parent).free
     if needed > free:
         raise ConversionFailed(f"{parent} has {free / 1e9:.2f} GB free, the weights need {needed / 1e9:.2f} GB")
     return header

@@ -17,7 +17,8 @@ import pynvml
 
 from citadel.engine import EngineSpec, Need
 from citadel.errors import LlmUnavailable
-from engines.gguf_header import GgufHeader, NotGguf, read_header
+from engines.gguf_header import NotGguf, parameters
+from engines.gguf_parts import Table, read_table
 from engines.gguf_weights import checkpoint_folder, is_ready
 from engines.hf_tokenizer import context_length, read_json
 from engines.hyperqwen_args import Platform, check_workers, world_size
@@ -174,27 +175,21 @@ def _token_bytes(config: Mapping[str, Any]) -> int:
 
 def _gguf_shape(spec: EngineSpec) -> Shape:
     try:
-        header = read_header(spec.source)
+        table = read_table(spec.source)
+        config, context = _gguf_config(table), table.count("context_length") or None
     except (NotGguf, OSError) as error:
         raise LlmUnavailable(spec.model, str(error)) from error
-    config, context = _gguf_config(header), header.of_model("context_length")
-    return Shape(2 * header.parameters, _token_bytes(config), context, *_heads_and_layers(config))
+    return Shape(2 * parameters(table.tensors), _token_bytes(config), context, *_heads_and_layers(config))
 
 
-def _gguf_config(header: GgufHeader) -> dict[str, Any]:
-    kv_heads = header.of_model("attention.head_count_kv")
+def _gguf_config(table: Table) -> dict[str, Any]:
     return {
-        "num_hidden_layers": header.of_model("block_count"),
-        "num_attention_heads": _most(header.of_model("attention.head_count")),
-        "num_key_value_heads": _most(kv_heads),
-        "head_dim": header.of_model("attention.key_length"),
-        "hidden_size": header.of_model("embedding_length"),
+        "num_hidden_layers": table.count("block_count"),
+        "num_attention_heads": table.count("attention.head_count"),
+        "num_key_value_heads": table.count("attention.head_count_kv"),
+        "head_dim": table.count("attention.key_length"),
+        "hidden_size": table.count("embedding_length"),
     }
-
-
-def _most(value: int | list[int] | None) -> int | None:
-    """A count that some files give for each layer."""
-    return max(value) if isinstance(value, list) else value
 
 
 def revision(source: Path, checkpoint: Path) -> str:

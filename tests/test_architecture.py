@@ -60,6 +60,7 @@ PURE = (
     "engines.plan",
     "engines.plan_model",
     "engines.plan_cost",
+    "engines.plan_patterns",
     "engines.plan_text",
 )
 IMPURE = {"asyncio", "time", "os", "random", "logging", "threading", "socket", "subprocess"}
