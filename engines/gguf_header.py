@@ -159,7 +159,7 @@ def read_header(path: Path) -> GgufHeader:
     """The header of `path`, whether or not the weights follow; `NotGguf` where it can't be read as one."""
     with path.open("rb", buffering=0) as file:
         if file.read(4) != _MAGIC:
-            raise NotGguf(f"{path.name} is not a GGUF file")
+            raise NotGguf("it is not a GGUF file")
         file.seek(0)
         return _read(_Cursor(file))
 

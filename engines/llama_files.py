@@ -53,6 +53,7 @@ class Weights:
             context["type_k"],
             context["type_v"],
             kept=settings.prompt_cache if spec.task == "generate" else 0,
+            sequences=spec.slots,
         )
         with _refusing(spec, self.path):
             return describe(self.table, workload)

@@ -33,6 +33,7 @@ class Workload:
     """What a model is loaded for: `cells` tokens of cache in all, `batch` tokens computed at once, `outputs` logits.
 
     `type_k` and `type_v` are ggml's numbers of the cache's types; `kept` bytes of RAM are for copies of the cache.
+    Each of `sequences` has a state of its own in a recurrent layer.
     """
 
     cells: int
@@ -41,6 +42,7 @@ class Workload:
     type_k: int = 1
     type_v: int = 1
     kept: int = 0
+    sequences: int = 1
 
 
 def layers_of(table: Table) -> int:
@@ -86,13 +88,35 @@ def _kind(name: str) -> tuple[Kind, int | None]:
 
 
 def _cache_bytes(table: Table, layers: int, workload: Workload) -> list[int]:
-    """Bytes of each layer's cache; as if each layer attended to all tokens."""
+    """Bytes of each layer's cache; as if each layer that attends attended to all tokens, and not to a window."""
     heads = table.count("attention.head_count", 1)
     keyed = table.per_layer("attention.head_count_kv", layers, heads)
     size = table.count("embedding_length") // max(1, heads)
     key = table.count("attention.key_length", size) * CACHE_TYPES[workload.type_k]
     value = table.count("attention.value_length", size) * CACHE_TYPES[workload.type_v]
-    return [math.ceil(workload.cells * count * (key + value)) for count in keyed]
+    if table.count("attention.value_length_mla"):
+        value = 0  # latent attention computes the values from what it keeps as keys
+    recurrent, attending = _layers_with(table, "ssm_"), _layers_with(table, "attn_k.")
+    state = workload.sequences * _state_bytes(table)
+    return [
+        (state if layer in recurrent else 0)
+        + (0 if layer in recurrent - attending else math.ceil(workload.cells * count * (key + value)))
+        for layer, count in enumerate(keyed)
+    ]
+
+
+def _layers_with(table: Table, beginning: str) -> set[int]:
+    """The layers that have a tensor whose name begins so."""
+    matches = (_OF_LAYER.match(tensor.name) for tensor in table.tensors)
+    return {int(match[1]) for match in matches if match and match[2].startswith(beginning)}
+
+
+def _state_bytes(table: Table) -> int:
+    """What a recurrent layer (Mamba and its like, gated delta nets) keeps of a sequence, however long that is."""
+    kernel, inner, groups, size = (
+        table.count(f"ssm.{key}") for key in ("conv_kernel", "inner_size", "group_count", "state_size")
+    )
+    return 4 * (max(0, kernel - 1) * (inner + 2 * groups * size) + size * inner)
 
 
 def _compute_bytes(table: Table, workload: Workload) -> int:

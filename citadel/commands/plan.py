@@ -88,14 +88,23 @@ def _spec(options: argparse.Namespace, config: Config | None) -> tuple[EngineSpe
         spec = engine_spec(name, config, sources.locate(name, settings.source, config.folder))
         engine = settings.engine
     else:
-        path = Path(options.model)
-        if not path.exists():
-            known = f"; there are {', '.join(config.models)}" if config else ""
-            raise ConfigError(f"there is no model {options.model!r}{known}, and no such file")
+        path = _file(options.model, config)
         data_dir = options.data_dir or _data_dir(config)
         spec, engine = EngineSpec(path.stem, path, None, 1, None, None, data_dir, data_dir=data_dir), "strata"
     changed = {"slots": options.slots, "context_length": options.context}
     return replace(spec, **{key: value for key, value in changed.items() if value is not None}), engine
+
+
+def _file(said: str, config: Config | None) -> Path:
+    """A path, or what else can be a `source` of models.toml."""
+    try:
+        return sources.locate(said, said, Path())
+    except sources.SourceMissing as missing:
+        if missing.fetchable:
+            pull = "name it as a source in models.toml, then: python -m citadel models pull"
+            raise ConfigError(f"the weights of {said} are not, or not all, on this disk; {pull}") from None
+        known = f"; there are {', '.join(config.models)}" if config else ""
+        raise ConfigError(f"there is no model {said!r}{known}, and no such file") from None
 
 
 def _config(options: argparse.Namespace) -> Config | None:

@@ -15,6 +15,8 @@ def deepseek_v3() -> bytes:
     metadata = _metadata("deepseek2", layers, width, heads, 1, forward=18432, context=163_840) | {
         "deepseek2.attention.key_length": latent + rope,
         "deepseek2.attention.value_length": latent,
+        "deepseek2.attention.key_length_mla": 192,
+        "deepseek2.attention.value_length_mla": 128,
         "deepseek2.attention.kv_lora_rank": latent,
         "deepseek2.expert_count": 256,
         "deepseek2.expert_used_count": 8,
@@ -38,12 +40,12 @@ def _deepseek_layers(width: int, layers: int, latent: int, rope: int, heads: int
         yield Told(f"{block}attn_v_b.weight", (latent, 128, heads), "q8_0")
         yield Told(f"{block}attn_output.weight", (heads * 128, width), "q4_K")
         if layer < 3:
-            yield from _forward(block, width, 18432, "q4_K", "q6_K")
+            yield from _forward(block, width, 18432, "q4_K", _more(layer, layers))
             continue
         yield Told(f"{block}ffn_gate_inp.weight", (width, 256))
         yield Told(f"{block}exp_probs_b.bias", (256,))
-        yield from _experts(block, width, 2048, 256, "q4_K", "q6_K")
-        yield from _forward(block, width, 2048, "q4_K", "q6_K", "_shexp")
+        yield from _experts(block, width, 2048, 256, "q4_K", _more(layer, layers))
+        yield from _forward(block, width, 2048, "q4_K", _more(layer, layers), "_shexp")
 
 
 def qwen3_235b() -> bytes:
@@ -59,10 +61,10 @@ def qwen3_235b() -> bytes:
     tensors = [*_ends(width, 151_936)]
     for layer in range(layers):
         block = f"blk.{layer}."
-        tensors += _attention(block, width, 64 * 128, 4 * 128, "q4_K", "q6_K")
+        tensors += _attention(block, width, 64 * 128, 4 * 128, "q4_K", _more(layer, layers))
         tensors += _norms(block, 128, "attn_q_norm", "attn_k_norm")
         tensors += [Told(f"{block}ffn_gate_inp.weight", (width, 128))]
-        tensors += _experts(block, width, 1536, 128, "q4_K", "q6_K")
+        tensors += _experts(block, width, 1536, 128, "q4_K", _more(layer, layers))
     return header(metadata, tensors)
 
 
@@ -94,8 +96,8 @@ def dense_70b() -> bytes:
     tensors = [*_ends(width, 128_256)]
     for layer in range(layers):
         block = f"blk.{layer}."
-        tensors += _attention(block, width, 8192, 1024, "q4_K", "q6_K")
-        tensors += _forward(block, width, 28672, "q4_K", "q6_K")
+        tensors += _attention(block, width, 8192, 1024, "q4_K", "q6_K" if _more(layer, layers) == "q6_K" else "q5_K")
+        tensors += _forward(block, width, 28672, "q4_K", _more(layer, layers))
     return header(metadata, tensors)
 
 
@@ -125,6 +127,12 @@ def _metadata(
         "attention.head_count_kv": heads_kv,
     }
     return {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in own.items()}}
+
+
+def _more(layer: int, layers: int) -> str:
+    """The type that Q4_K_M has for the matrices that matter more: six bits in half of the layers."""
+    eighth = layers // 8
+    return "q6_K" if layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2 else "q4_K"
 
 
 def _ends(width: int, vocabulary: int, table: str = "q4_K", output: str = "q6_K") -> list[Told]:

@@ -73,16 +73,19 @@ def test_a_model_of_the_file_is_planned_with_its_own_settings(tmp_path: Path, ca
         (["{folder}/dense-70b.gguf", "--ram", "2GB"], 1, r"it needs \d+\.\d+ GB of RAM, there are 1\.90 GB"),
         (["{folder}/lie.gguf"], 1, "names 1000000 tensors"),
         (["{folder}/part-00001-of-00002.gguf"], 1, r"part-00002-of-00002\.gguf is missing"),
+        (["{folder}/models.txt"], 1, r"models\.txt can't be loaded: it is not a GGUF file"),
         (["nothing"], 2, "there is no model 'nothing'"),
+        (["nobody/nothing-GGUF"], 2, "weights of nobody/nothing-GGUF are not, or not all, on this disk; name it"),
         ([], 2, "name a model"),
     ],
-    ids=["too large", "a lie", "a missing part", "no model", "nothing"],
+    ids=["too large", "a lie", "a missing part", "no GGUF", "no model", "a hub id", "nothing"],
 )
 def test_what_cannot_be_planned_is_said_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str
 ):
     write(tmp_path, "dense-70b")
     metadata = {"general.architecture": "llama", "llama.block_count": 2}
+    (tmp_path / "models.txt").write_text("[models]", encoding="utf-8")
     (tmp_path / "lie.gguf").write_bytes(header(metadata, count=10**6))
     (tmp_path / "part-00001-of-00002.gguf").write_bytes(header({**metadata, "split.count": 2}))
     assert run(tmp_path, *(word.format(folder=tmp_path) for word in words)) == code
