@@ -1,8 +1,8 @@
 """What the planner predicts, beside what llama.cpp then does: tokens per second warm, and from a cold file.
 
-A mixture of experts is written (random weights, Q8_0, of 0.4 GB), and loaded by the engine `strata` under several
-plans. Warm: the fastest tenth of a generation's decodes. Cold: the file's pages are dropped from RAM, then the time
-from the beginning of the load to the first token. Bandwidths are measured first, as by
+A mixture of experts is written (random weights, Q8_0, of 2.6 GB: more than any cache holds), and loaded by the engine
+`strata` under several plans. Warm: the fastest tenth of a generation's decodes. Cold: the file's pages are dropped from
+RAM, then the time from the beginning of the load to the first token. Bandwidths are measured first, as by
 `python -m citadel plan --calibrate`.
 
     python -m benchmarks.bench_plan [--folder DIR]
@@ -36,7 +36,7 @@ from engines.plan_cost import Rates, cold_s, forecast
 from tests.models import moe
 
 VOCABULARY = 4096
-MODEL = moe.Moe(1024, layers=8, forward=2048, heads=16, kv_heads=4, head=64, experts=8, used=4, context=1024)
+MODEL = moe.Moe(2048, layers=16, forward=1408, heads=16, kv_heads=4, head=128, experts=16, used=4, context=1024)
 PROMPT = [5, 6, 7, 8]
 TOKENS = 40
 ALPHABET = [chr(0x4E00 + number) for number in range(VOCABULARY - 3)]
