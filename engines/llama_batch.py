@@ -93,7 +93,7 @@ class Planner:
         """The copy could not be brought back: the sequence is empty, and nothing of the step is computed."""
         sequence = self.sequences[move.sequence]
         self.cells.release(sequence.cells)
-        sequence.tokens, sequence.cells, sequence.checkpoints = array("i"), [], []
+        sequence.tokens, sequence.cells, sequence.checkpoints, sequence.floor = array("i"), [], [], 0
         move.run.cached = move.cached or 0
         self.archive.drop(move.saved if isinstance(move, Restore) else move.checkpoint)
 
@@ -150,15 +150,14 @@ class Planner:
     def _reusable(self, run: Run, kept: Sequence | Saved) -> int:
         """How many of the tokens that are kept the run can begin with."""
         length = min(common(kept.tokens, run.tokens), len(run.tokens) - 1)
-        if length == len(kept.tokens) or self._can_cut(len(kept.tokens)):
+        if length == len(kept.tokens) or self._can_cut(kept, length):
             return length
         return max(
             (each.length for each in kept.checkpoints if each.length <= length and each.data is not None), default=0
         )
 
-    def _can_cut(self, length: int) -> bool:
-        """Whether a sequence of so many tokens can be cut back to any length."""
-        return self.limits.trim or length <= self.limits.window
+    def _can_cut(self, kept: Sequence | Saved, length: int) -> bool:
+        return length >= kept.floor and (self.limits.trim or len(kept.tokens) <= self.limits.window)
 
     def _better_soon(self, run: Run, length: int) -> bool:
         """An older run is the best source for this one's beginning, and is still computing it."""
@@ -197,6 +196,7 @@ class Planner:
                 self._moves.append(Share(source.id, target.id, length))
                 target.tokens.extend(source.tokens[:length])
                 target.cells.extend(source.cells[:length])
+                target.floor = source.floor
                 self.cells.share(target.cells)
         target.run = run
         if run.cached is None:
@@ -220,6 +220,7 @@ class Planner:
         self._moves.append(Restore(target.id, saved, run, run.cached))
         target.tokens.extend(saved.tokens)
         target.checkpoints.extend(saved.checkpoints)
+        target.floor = saved.floor
         target.cells.extend(self.cells.take(size))
         self._truncate(target, found, run)
         target.run = run
@@ -346,7 +347,7 @@ class Planner:
     def _cut(self, sequence: Sequence, length: int, run: Run | None = None) -> None:
         if length >= len(sequence.tokens):
             return
-        if length == 0 or run is None or self._can_cut(len(sequence.tokens)):
+        if length == 0 or run is None or self._can_cut(sequence, length):
             self._moves.append(Truncate(sequence.id, length))
         else:
             checkpoint = next(each for each in sequence.checkpoints if each.length == length)
@@ -355,6 +356,7 @@ class Planner:
         self.cells.release(sequence.cells[length:])
         del sequence.tokens[length:]
         del sequence.cells[length:]
+        sequence.floor = min(sequence.floor, length)
         if sequence.checkpoints:
             sequence.checkpoints = [each for each in sequence.checkpoints if each.length <= length]
             self.archive.sweep(each for s in self.sequences for each in s.checkpoints)
@@ -364,7 +366,12 @@ class Planner:
         worth = len(sequence.tokens) - length >= WORTH_WAITING and self.archive.capacity
         if sequence.run or not worth or self.archive.holds(sequence.tokens):
             return
-        self._moves.append(Save(sequence.id, self.archive.promise(sequence.tokens, sequence.checkpoints)))
+        self._moves.append(Save(sequence.id, self.promise(sequence.tokens, sequence.checkpoints)))
+
+    def promise(self, tokens: array[int], checkpoints: Iterable[Checkpoint]) -> Saved:
+        """An entry of the archive for the copy of a sequence."""
+        size = len(tokens)
+        return self.archive.promise(tokens, checkpoints, size if 0 < self.limits.copied < size else 0)
 
     def _touch(self, sequence: Sequence) -> None:
         self._clock += 1

@@ -38,11 +38,15 @@ class Checkpoint:
 
 @dataclass(slots=True, eq=False)
 class Saved:
-    """All of a sequence. `data` is None until it is copied; `checkpoints` are those that it had."""
+    """All of a sequence. `data` is None until it is copied; `checkpoints` are those that it had.
+
+    `floor` is what it will have when it is brought back.
+    """
 
     tokens: array[int]
     data: NDArray[np.uint8] | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
+    floor: int = 0
 
 
 class Archive:
@@ -60,11 +64,11 @@ class Archive:
     def holds(self, tokens: array[int]) -> bool:
         return any(common(saved.tokens, tokens) == len(tokens) for saved in self.saved())
 
-    def promise(self, tokens: array[int], checkpoints: Iterable[Checkpoint] = ()) -> Saved:
+    def promise(self, tokens: array[int], checkpoints: Iterable[Checkpoint] = (), floor: int = 0) -> Saved:
         """An entry whose bytes `fill` will bring. It replaces those that are its own beginning."""
         for other in [each for each in self.saved() if common(each.tokens, tokens) == len(each.tokens)]:
             self.drop(other)
-        saved = Saved(tokens[:], checkpoints=tuple(checkpoints))
+        saved = Saved(tokens[:], None, tuple(checkpoints), floor)
         self._copies.append(saved)
         return saved
 

@@ -118,6 +118,8 @@ class Context:
         small_window = model.window if not params.swa_full else 0
         self.can_trim = not model.is_recurrent and not small_window
         self.window = 0 if model.is_recurrent else small_window
+        # llama.cpp copies of the layers with a window no more than the last of it, however much there is.
+        self.copied = model.window if self.can_trim else 0
         self.can_share = self.can_trim and bool(params.kv_unified) and model.architecture != "deepseek4"
         # Shifting positions of several parts aborts.
         self._one_position = lib.llama_model_rope_type(model.handle) not in _ROPES_OF_SEVERAL

@@ -1,27 +1,30 @@
 """What an unloaded model had computed, kept in a file, so that its next load need not compute it again.
 
-A file per model: a line of JSON (which model it is of, the length of each sequence's tokens and of its copy), then
-tokens and copies, one after the other, and a digest of all before it at the end. Only this user can read it: prompts
-are in it. A file that is not whole, or of other weights or settings, is removed and never given to llama.cpp.
+A file per model: a line of JSON (which model it is of; of each sequence how many tokens it has, the size of its copy,
+and at which lengths it has checkpoints of which size), then tokens, copies and checkpoints, one after the other, and a
+digest of all before it at the end. Only this user can read it: prompts are in it. A file that is not whole, or of other
+weights or settings, is removed and never given to llama.cpp.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from engines.kept import session_path
+from engines.llama_cache import Checkpoint
 from engines.llama_log import log
 from engines.llama_native import NativeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -37,10 +40,23 @@ _MOST_LINE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A sequence: its tokens, and llama.cpp's copy of what it computed of them."""
+    """A sequence: its tokens, and llama.cpp's copy of what it computed of them.
+
+    `checkpoints` are copies by the shorter length that they go back to, where a sequence can't be cut back to any.
+    """
 
     tokens: array[int]
     data: NDArray[np.uint8]
+    checkpoints: Mapping[int, NDArray[np.uint8]] = field(default_factory=dict[int, "NDArray[np.uint8]"])
+
+    @property
+    def pieces(self) -> list[memoryview]:
+        """As they are in the file."""
+        return [memoryview(self.tokens), self.data.data, *(copy.data for copy in self.checkpoints.values())]
+
+    @property
+    def size(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
 
 
 class Sessions:
@@ -61,9 +77,13 @@ class Sessions:
             return
         kept = load(self._path, self._of, self._most)
         for each in reversed(kept):  # the archive forgets first what it was told first
-            planner.archive.fill(planner.archive.promise(each.tokens), each.data)
+            checkpoints = [Checkpoint(length) for length in each.checkpoints]
+            for checkpoint in checkpoints:
+                planner.archive.promise_checkpoint(checkpoint)
+                planner.archive.fill(checkpoint, each.checkpoints[checkpoint.length])
+            planner.archive.fill(planner.promise(each.tokens, checkpoints), each.data)
         if kept:
-            log.info("%d conversations are there again as they were", len(planner.archive))
+            log.info("%d conversations are there again as they were", len(planner.archive.saved()))
 
     def keep(self, planner: Planner, context: Context) -> None:
         if self._path is None or not self._most:
@@ -80,10 +100,14 @@ def _computed(planner: Planner, context: Context) -> Iterable[Kept]:
     """All that the planner has computed, the latest first; each is copied when it is asked for."""
     for sequence in sorted(planner.sequences, key=lambda each: -each.used):
         if sequence.tokens:
-            yield Kept(sequence.tokens, context.save(sequence.id))
+            yield Kept(sequence.tokens, context.save(sequence.id), _copies(sequence.checkpoints))
     for saved in reversed(planner.archive.saved()):
         if saved.data is not None:
-            yield Kept(saved.tokens, saved.data)
+            yield Kept(saved.tokens, saved.data, _copies(saved.checkpoints))
+
+
+def _copies(checkpoints: Iterable[Checkpoint]) -> dict[int, NDArray[np.uint8]]:
+    return {each.length: each.data for each in checkpoints if each.data is not None}
 
 
 def save(path: Path, of: str, sequences: Iterable[Kept], most: int) -> int:
@@ -91,20 +115,23 @@ def save(path: Path, of: str, sequences: Iterable[Kept], most: int) -> int:
     chosen: list[Kept] = []
     size = 0
     for kept in sequences:
-        length = kept.data.nbytes + 4 * len(kept.tokens)
-        if size + length <= most:
+        if size + kept.size <= most:
             chosen.append(kept)
-            size += length
+            size += kept.size
     if not chosen:
         path.unlink(missing_ok=True)
         return 0
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    line = json.dumps({"of": of, "sequences": [[len(kept.tokens), kept.data.nbytes] for kept in chosen]})
+    table = [
+        [len(kept.tokens), kept.data.nbytes, [[length, copy.nbytes] for length, copy in kept.checkpoints.items()]]
+        for kept in chosen
+    ]
+    line = json.dumps({"of": of, "sequences": table})
     digest, part = hashlib.sha256(), path.with_suffix(".state-new")
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        pieces = (piece for kept in chosen for piece in (memoryview(kept.tokens), kept.data.data))
+        pieces = (piece for kept in chosen for piece in kept.pieces)
         for piece in (line.encode() + b"\n", *pieces):
             digest.update(piece)
             file.write(piece)
@@ -136,10 +163,12 @@ def _parsed(content: bytes, of: str) -> list[Kept]:
     if head["of"] != of:
         raise ValueError("the file is of another model")
     found: list[Kept] = []
-    at = 0
-    for count, size in head["sequences"]:
-        tokens = array("i", rest[at : at + 4 * count])
-        at += 4 * count
-        found.append(Kept(tokens, np.frombuffer(rest[at : at + size], np.uint8)))
-        at += size
+    file = io.BytesIO(rest)
+
+    def copy(size: int) -> NDArray[np.uint8]:
+        return np.frombuffer(file.read(size), np.uint8)
+
+    for count, size, checkpoints in head["sequences"]:
+        tokens = array("i", file.read(4 * count))
+        found.append(Kept(tokens, copy(size), {length: copy(nbytes) for length, nbytes in checkpoints}))
     return found

@@ -34,6 +34,7 @@ class Sequence:
     """`cells` are the memory cells of `tokens`; sequences that share a beginning have cells in common.
 
     `checkpoints` are shorter lengths that it can go back to, where it can't be cut back to any, shortest first.
+    It can't be cut back to less than `floor`, but for nothing: it was brought back without what that needs.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Sequence:
     cells: list[int] = field(default_factory=list[int])
     run: Run | None = None
     used: int = 0
+    floor: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list["Checkpoint"])
 
     @property
@@ -142,6 +144,8 @@ class Limits:
     `batch` is at least `sequences`, so that all can generate at once.
     `trim`: a sequence can be cut back; else only one of at most `window` tokens, or to a checkpoint.
     `share`: a sequence can take over another's beginning.
+    `copied`: a copy of a longer sequence has not all of it: brought back, that can be gone on from and not cut back.
+    0 is no bound.
     `draft` tokens are guessed at once at most, from what followed the last `ngram`; 0 where nothing is to be guessed.
     """
 
@@ -153,5 +157,6 @@ class Limits:
     trim: bool = True
     window: int = 0
     share: bool = True
+    copied: int = 0
     draft: int = 0
     ngram: int = 1

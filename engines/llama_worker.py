@@ -265,6 +265,7 @@ class Decoder:
             trim=context.can_trim,
             window=context.window,
             share=context.can_share,
+            copied=context.copied,
             draft=settings.draft,
             ngram=settings.ngram,
         )

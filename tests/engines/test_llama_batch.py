@@ -14,6 +14,10 @@ from engines.llama_draft import guess
 from engines.llama_step import GoBack, Limits, Restore, Rewind, Run, Save, Share, Step, Truncate, Work
 
 
+class Hollow:
+    """A cell of a copy that was brought back without what layers with a window have there."""
+
+
 class Memory:
     """What llama.cpp holds: per sequence the token at each position. A cell is shared by identity."""
 
@@ -43,7 +47,11 @@ class Memory:
                 if self.fails >= 0 or move.saved.data is None or self.used + len(move.saved.tokens) > self.cells:
                     self.lost[move.sequence] = move
                 else:
-                    self.held[move.sequence] = [(token, object()) for token in move.saved.tokens]
+                    tokens = move.saved.tokens
+                    whole = self.limits.copied or len(tokens)
+                    self.held[move.sequence] = [
+                        (token, object() if at + whole >= len(tokens) else Hollow()) for at, token in enumerate(tokens)
+                    ]
             elif isinstance(move, GoBack):
                 self.fails -= 1
                 if self.fails >= 0 or move.checkpoint.data is None:
@@ -88,6 +96,7 @@ class Memory:
             assert work.start == len(sequence), "a position is computed twice, or one is skipped"
             assert work.start < work.stop <= len(work.run.tokens)
             assert [token for token, _ in sequence] == list(work.run.tokens[: work.start])
+            assert not any(isinstance(cell, Hollow) for _, cell in sequence[-self.limits.copied or 0 :])
             assert not work.draft or work.last
             assert work.stop + len(work.draft) < max(work.run.most, work.stop + 1), "a guess at what is not wanted"
             sequence.extend((token, object()) for token in work.tokens)
@@ -360,6 +369,18 @@ def test_conversations_that_lost_their_place_are_brought_back():
     assert [run.cached for run in turns] == [50] * 6
 
 
+def test_what_is_brought_back_without_what_its_windows_need_is_gone_on_from_and_not_cut_back():
+    bench = Bench(sequences=2, archive=1000, copied=8)
+    for number in range(4):
+        bench.add(str(number), [number] * 50, 2)
+        bench.finish()
+    aside = bench.add("aside", [*[0] * 50, 100], 1)
+    bench.finish()
+    onward = bench.add("onward", [*[1] * 50, *bench.outputs["1"], 100], 1)
+    bench.finish()
+    assert (aside.cached, onward.cached) == (0, 51)
+
+
 def test_without_an_archive_or_where_it_fails_they_are_computed_again():
     for archive, fails in ((0, 0), (1000, 100)):
         bench = Bench(sequences=2, archive=archive)
@@ -478,6 +499,7 @@ ACTIONS = st.lists(
     cells=st.integers(8, 300),
     shortfall=st.integers(0, 100),
     kind=st.sampled_from([(True, True, 0), (True, False, 0), (False, False, 0), (False, False, 30)]),
+    copied=st.sampled_from([0, 4, 30]),
     archive=st.sampled_from([0, 60, 300]),
     fails=st.integers(0, 3),
     batch=st.integers(5, 40),
@@ -490,6 +512,7 @@ def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
     cells: int,
     shortfall: int,
     kind: tuple[bool, bool, int],
+    copied: int,
     archive: int,
     fails: int,
     batch: int,
@@ -508,6 +531,7 @@ def test_whatever_comes_no_run_is_lost_and_each_position_is_computed_once(
         trim=trim,
         share=share,
         window=window,
+        copied=copied if trim else 0,
         draft=draft if trim else 0,
         ngram=ngram,
     )

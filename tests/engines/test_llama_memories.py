@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
-from rigs import LLAMA, Jobs, Rig, all_of, loaded, tokens_of
+from rigs import LLAMA, STRATA, Jobs, Rig, all_of, loaded, tokens_of
 from tiny_gguf import write_model
 
 from citadel.engine import Engine, EngineSpec, Piece, Sampling
@@ -109,6 +109,19 @@ async def test_conversations_with_one_beginning_part_at_a_checkpoint(spec: Engin
     assert cached[2:] == [len(told)] * 2
     assert cached[1] == (len(told) if CUT[memory] else 0)
     await assert_as_alone(spec, jobs, asked[2:])
+
+
+async def test_a_conversation_goes_on_from_before_its_end_after_an_unload(
+    spec: EngineSpec, jobs: Jobs, memory: str, tmp_path: Path
+):
+    """A checkpoint is kept with the sequence that it is of. A window that can be cut is not: its copy is of its end."""
+    told, spec = jobs.tokens(BEGINNING), replace(spec, data_dir=tmp_path)
+    async with loaded(STRATA, spec, session_mb=8) as engine:
+        await run(engine, jobs, [*told, 100])
+    async with loaded(STRATA, spec, session_mb=8) as engine:
+        aside = await run(engine, jobs, [*told, 200])
+    assert aside[0].cached_tokens == (0 if CUT[memory] else len(told) - BEFORE_END + 1)
+    await assert_as_alone(spec, jobs, [([*told, 200], aside)])
 
 
 async def test_without_room_for_checkpoints_all_is_computed_again(spec: EngineSpec, jobs: Jobs, memory: str):

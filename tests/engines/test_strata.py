@@ -188,7 +188,11 @@ async def test_what_was_kept_of_other_settings_is_not_used(spec: EngineSpec):
         assert (await cached(engine, PROMPT))[0] == 0
 
 
-KEPT = llama_session.Kept(array("i", range(40)), np.arange(200, dtype=np.uint8))
+KEPT = llama_session.Kept(
+    array("i", range(40)),
+    np.arange(150, dtype=np.uint8),
+    {20: np.arange(40, dtype=np.uint8), 35: np.arange(10, dtype=np.uint8)},
+)
 
 
 @pytest.mark.parametrize("at", [0, 30, 100, -1])
@@ -209,7 +213,12 @@ def test_no_more_is_kept_than_allowed(tmp_path: Path, most: int, count: int):
     assert llama_session.save(path, "of", [KEPT] * 3, most) == count
     assert path.exists() == (count > 0)
     found = llama_session.load(path, "of", most)
-    assert [(each.tokens, each.data.tolist()) for each in found] == [(KEPT.tokens, KEPT.data.tolist())] * count
+    assert [_plain(each) for each in found] == [_plain(KEPT)] * count
+
+
+def _plain(each: llama_session.Kept) -> tuple[list[int], list[int], dict[int, list[int]]]:
+    copies = {length: copy.tolist() for length, copy in each.checkpoints.items()}
+    return each.tokens.tolist(), each.data.tolist(), copies
 
 
 def test_a_file_larger_than_allowed_is_not_read(tmp_path: Path):
