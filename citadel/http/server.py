@@ -7,7 +7,7 @@ import secrets
 from typing import Any, Final
 
 import structlog
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader, hdrs, web
 from aiohttp.typedefs import Handler
 
 from citadel.errors import BadHeader, CitadelError, Internal
@@ -18,6 +18,8 @@ from citadel.metrics import Metrics
 
 log = structlog.get_logger("citadel.http")
 
+_END: Final = b"\r\n\r\n"
+"""Of a head, and of a body in chunks."""
 _ENOUGH_BYTES: Final = 256
 """Of a head, to know its path; longer ones are none of ours."""
 HEAD_TIMEOUT_S: Final = 60
@@ -52,33 +54,45 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """Between two requests it may idle; a head that has begun, and an answer that is sent, have a time each."""
 
-    __slots__ = ("_begun", "_body", "_head_timer", "metrics")
+    __slots__ = ("_begun", "_body", "_ended", "_head_timer", "_length", "metrics")
     metrics: Metrics
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._body: StreamReader | None = None
+        self._length = 0
+        """Of the latest request's body, as its head says it; 0 of one in chunks, too."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._begun = b""
         """The beginning of the latest head, which says where it was for though no request can be made of it."""
+        self._ended = b""
+        """The last bytes that came."""
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
         before = self._request_count
-        if self._is_between():
+        body_before = self._body_bytes()
+        if self._head_timer is None and self._body_is_whole():
             self._begun = b""
         if len(self._begun) < _ENOUGH_BYTES:
             self._begun += data[:_ENOUGH_BYTES]
         super().data_received(data)
-        if self._request_count > before:
-            self._body = self._messages[-1][1]
+        seen = self._ended + data
+        self._ended = seen[-len(_END) :]
+        if new := self._request_count > before:
+            message, self._body = self._messages[-1]
+            self._length = _length(message)
             self._forget_head()
-        elif data and self._is_between():
-            self._expect_head()
+        if (new or data) and self._head_timer is None and self._body_is_whole():
+            of_body = self._length if new else self._body_bytes() - body_before
+            if not _ends_a_request(seen, len(data), of_body, self._length):
+                self._expect_head()
 
-    def _is_between(self) -> bool:
-        """The latest request came whole, and of the next one nothing is here."""
-        return self._head_timer is None and (self._body is None or self._body.is_eof())
+    def _body_bytes(self) -> int:
+        return 0 if self._body is None else self._body.total_bytes
+
+    def _body_is_whole(self) -> bool:
+        return self._body is None or self._body.is_eof()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forget_head()
@@ -139,6 +153,24 @@ class _Connection(web.RequestHandler):
         response.headers["X-Request-Id"] = id_
         response.force_close()
         return response
+
+
+def _length(message: Any) -> int:
+    """Of a request's body; 0 of one in chunks, and of what is no request."""
+    length = getattr(message, "headers", {}).get(hdrs.CONTENT_LENGTH, "0")
+    return int(length) if length.isdecimal() else 0
+
+
+def _ends_a_request(seen: bytes, new: int, of_body: int, length: int) -> bool:
+    """Whether nothing of a next head came behind the latest request, which is whole.
+
+    `seen`: the `new` bytes that came now, with the last before them; `of_body` of them are its body's, of `length` in
+    all. A body that has the end of a head in the right place may pass for one: whoever sends that gains no more than
+    an idle connection, which they may have anyway.
+    """
+    if not length:
+        return seen.endswith(_END)
+    return of_body == new or (of_body == length and seen[: max(0, len(seen) - length)].endswith(_END))
 
 
 def _path(head: bytes) -> str:

@@ -224,6 +224,52 @@ async def test_a_later_head_that_stalls_is_given_up_and_an_idle_connection_is_no
             each.close()
 
 
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+def reads(server: Serving) -> dict[str, list[bytes]]:
+    """Requests as the server may come to read them; they end with the last read."""
+    with_length = chat(server, BODY)
+    in_chunks = chat(server, b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + CHUNKS
+    whole = {"no body": HEALTH, "a body": with_length, "chunks": in_chunks, "two at once": HEALTH + with_length}
+    cuts = {"no body": (2, 9), "a body": (1, 9, len(BODY), len(BODY) + 2), "chunks": (1, 2, 9, len(CHUNKS))}
+    found = {name: [sent] for name, sent in whole.items()}
+    return found | {
+        f"{name}, {cut} bytes later": [whole[name][:-cut], whole[name][-cut:]] for name in cuts for cut in cuts[name]
+    }
+
+
+def connection(server: Serving, writer: asyncio.StreamWriter) -> Any:
+    """The server's end."""
+    assert server.runner.server is not None
+    mine = writer.get_extra_info("sockname")
+    return next(each for each in server.runner.server.connections if each.transport.get_extra_info("peername") == mine)
+
+
+async def test_a_head_that_begins_in_the_read_that_ends_a_request_is_given_up_if_it_stalls(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, (*before, last) in reads(server).items():
+        for behind in (b"", HEALTH[:25]):
+            reader, writer = await connect(server)
+            async with asyncio.timeout(30):
+                writer.write(HEALTH)
+                await whole_answer(reader)
+                mine = connection(server, writer)
+                for read in before:
+                    mine.data_received(read)
+                with monkeypatch.context() as patch:
+                    patch.setattr(server_module, "HEAD_TIMEOUT_S", 0)
+                    mine.data_received(last + behind)
+                    assert (mine._head_timer is not None) == bool(behind), name
+                    for _ in range(2 if name == "two at once" else 1):
+                        await whole_answer(reader)
+                    if behind:
+                        assert await reader.read() == b"", name
+            writer.close()
+
+
 async def test_a_head_that_stalls_behind_an_answer_does_not_hurt_the_answer(
     server: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
