@@ -311,8 +311,8 @@ def _charge(reservation: Reservation, event: CallEvent) -> None:
 
 
 def _usage(before: Usage, readers: list[Reader], piece: Piece) -> Usage:
-    completion = reasoning = 0
+    completion = thought = 0
     for reader in readers:
         completion += reader.completion_tokens
-        reasoning += reader.reasoning_tokens
-    return Usage(before.prompt, completion, max(before.cached, piece.cached_tokens), reasoning)
+        thought += reader.reasoning_tokens
+    return Usage(before.prompt, completion, max(before.cached, piece.cached_tokens), thought)

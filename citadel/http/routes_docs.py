@@ -53,11 +53,16 @@ async def index(request: web.Request) -> web.Response:
 async def named(request: web.Request) -> web.Response:
     """A page of the documentation, as HTML or, with `.md`, as Markdown."""
     name = request.match_info["name"]
-    if (source := SOURCES.get(name.removesuffix(".md"))) is None:
+    if name.removesuffix(".md") not in SOURCES:
         raise NotFound
     if name.endswith(".md"):
-        return static.respond(request, source.encode(), "text/markdown")
+        return static.respond(request, _markdown(name.removesuffix(".md")), "text/markdown")
     return static.respond(request, page(name), "text/html")
+
+
+@cache
+def _markdown(name: str) -> bytes:
+    return SOURCES[name].encode()
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -15,7 +16,7 @@ _POLICY: Final = (
 
 def respond(request: web.Request, body: bytes, content_type: str) -> web.Response:
     """`body` with an ETag, or 304 for a client that has it; no script or style but our own files may run in it."""
-    tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+    tag = _tag(body)
     headers = {
         hdrs.CONTENT_TYPE: f"{content_type}; charset=utf-8",
         hdrs.CACHE_CONTROL: "no-cache",
@@ -27,3 +28,9 @@ def respond(request: web.Request, body: bytes, content_type: str) -> web.Respons
     if request.headers.get(hdrs.IF_NONE_MATCH) == tag:
         return web.Response(status=304, headers=headers)
     return web.Response(body=body, headers=headers)
+
+
+@cache
+def _tag(body: bytes) -> str:
+    """There are as many bodies as files, each kept by who serves it."""
+    return f'"{hashlib.sha256(body).hexdigest()[:16]}"'
