@@ -222,10 +222,14 @@ class Lifecycle:
         self._claims.fail(entry, entry.waiting, LlmUnavailable(entry.id, reason))
 
     def _storm(self, entry: Entry, reason: str) -> None:
-        """It died again soon after it was restarted: the next try is a call's that comes after the back-off."""
+        """It died again soon after it was restarted: the next try is a call's that comes after the back-off. Those that
+        came while it was closed are told so, or they would load it at once."""
         first, longest = entry.settings.backoff_s
         wait = min(first * 2 ** (len(entry.deaths) - 2), longest)
-        self._move(entry, Unavailable(f"it failed {len(entry.deaths)} times lately: {reason}", time.monotonic() + wait))
+        why = f"it failed {len(entry.deaths)} times lately: {reason}"
+        self._move(entry, Unavailable(why, time.monotonic() + wait))
+        self._claims.drop(entry)
+        self._claims.fail(entry, entry.waiting, LlmUnavailable(entry.id, why))
 
     def _move(self, entry: Entry, phase: Phase) -> None:
         check_move(entry.phase, phase)

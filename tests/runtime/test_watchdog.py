@@ -106,19 +106,6 @@ async def test_an_engine_that_dies_again_and_again_backs_off(tmp_path: Path) -> 
         assert error["reason"] == "it failed 2 times lately: the replay script ends the engine here"
 
 
-async def test_an_unload_after_old_failures_is_no_failure(tmp_path: Path) -> None:
-    dies = [{"when": "die", "pieces": ["a"], "fail": "die", "after": 0}, {"pieces": ["ok"]}]
-    async with serving(config(tmp_path, dies, backoff_s=(0, 0))) as server:
-        for _ in range(2):
-            assert (await error_of(server, "die"))["code"] == "engine_restarted"
-            async with asyncio.timeout(20):
-                while (await error_of(server, "hi"))["code"] is not None:
-                    continue
-        server.services.registry.unload("m")
-        await until(server, "m", "stopped")
-        assert (await error_of(server, "hi"))["code"] is None
-
-
 class StuckEngine(ReplayEngine):
     """A stand-in for an engine whose thread hangs in native code: it does not close until it is let go."""
 
@@ -131,6 +118,43 @@ class StuckEngine(ReplayEngine):
     async def generate(self, job: Job) -> AsyncGenerator[Piece, None]:
         async for piece in super().generate(job):
             yield piece
+
+
+async def test_calls_that_come_while_an_engine_is_closed_that_died_again_do_not_load_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.replay.ReplayEngine", StuckEngine)
+    monkeypatch.setattr(closing, "PATIENCE_S", 60)
+    StuckEngine.let_go = asyncio.Event()
+    StuckEngine.let_go.set()
+    dies = [{"pieces": ["a"], "fail": "die", "after": 0}]
+    async with serving(config(tmp_path, dies, backoff_s=(100, 300))) as server:
+        assert (await error_of(server, "x"))["code"] == "engine_restarted"
+        await until(server, "m", "loaded")
+        StuckEngine.let_go.clear()
+        assert (await error_of(server, "x"))["code"] == "engine_restarted"
+        comes = asyncio.create_task(error_of(server, "x"))
+        async with asyncio.timeout(20):
+            while server.services.registry.status("m").waiting == 0:
+                await server.services.registry.considered()
+        StuckEngine.let_go.set()
+        error = await comes
+        assert error["code"] == "llm-unavailable"
+        assert error["reason"].startswith("it failed 2 times lately: ")
+        server.services.registry.check_integrity()
+
+
+async def test_an_unload_after_old_failures_is_no_failure(tmp_path: Path) -> None:
+    dies = [{"when": "die", "pieces": ["a"], "fail": "die", "after": 0}, {"pieces": ["ok"]}]
+    async with serving(config(tmp_path, dies, backoff_s=(0, 0))) as server:
+        for _ in range(2):
+            assert (await error_of(server, "die"))["code"] == "engine_restarted"
+            async with asyncio.timeout(20):
+                while (await error_of(server, "hi"))["code"] is not None:
+                    continue
+        server.services.registry.unload("m")
+        await until(server, "m", "stopped")
+        assert (await error_of(server, "hi"))["code"] is None
 
 
 async def test_an_engine_that_does_not_close_is_given_up_and_its_memory_stays_booked(
