@@ -22,6 +22,7 @@ from citadel.accounts.auth import Account
 from citadel.errors import (
     BadRequest,
     CitadelError,
+    ContextLengthExceeded,
     DailyLimit,
     DailyTokens,
     DeviceBusy,
@@ -247,10 +248,13 @@ def _settle(reservation: Reservation, error: BaseException | None) -> Settlement
     """
     server_failed = isinstance(error, CitadelError) and error.row.status >= 500
     unanswered = error is not None and not reservation.answering
-    gives_back = unanswered and (server_failed or not reservation.model_ready)
+    # Of some engines the context length is known only once they are there.
+    at_prompt = ContextLengthExceeded if reservation.prompt_ready else BadRequest
+    prompt_failed = unanswered and isinstance(error, at_prompt)
+    gives_back = unanswered and (server_failed or prompt_failed or not reservation.model_ready)
     return Settlement(
         keeps_call=not gives_back,
-        keeps_window=reservation.prompt_ready or not isinstance(error, BadRequest),
+        keeps_window=not prompt_failed,
         prompt_tokens=reservation.prompt_tokens if reservation.answering else 0,
         completion_tokens=reservation.completion_tokens,
     )

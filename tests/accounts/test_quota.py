@@ -216,6 +216,7 @@ def test_a_call_over_midnight_is_the_first_days_and_its_tokens_are_the_seconds()
 ENDINGS = {
     "well": (None, "answering", True, True),
     "the prompt is too long": (ContextLengthExceeded(1, 2), "prompt", False, False),
+    "the engine knows better how long is too long": (ContextLengthExceeded(1, 2), "slot", False, False),
     "the template refuses": (BadRequest("no"), "prompt", False, False),
     "the weights are missing": (LlmUnavailable("m", "no file"), "prompt", False, True),
     "no memory": (InsufficientMemory("m", "RAM", 2, 1), "model", False, True),
