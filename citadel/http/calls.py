@@ -24,7 +24,6 @@ from citadel.wire.dialect import Dialect
 from citadel.wire.request import parse_json
 
 _PARSED_INLINE_BYTES: Final = 2**16
-_MOST_DIGITS: Final = 12
 _WHOLE_NUMBER: Final = re.compile(r"[0-9]+")
 
 T = TypeVar("T")
@@ -85,7 +84,7 @@ def _asked_wait(headers: Mapping[str, str], maximum: float) -> float | None:
         return None
     if _WHOLE_NUMBER.fullmatch(text.strip()) is None:
         raise BadHeader("X-LLM-Wait must be a whole number of seconds")
-    return maximum if len(text) > _MOST_DIGITS else min(float(text), maximum)
+    return min(float(text), maximum)
 
 
 def _model(body: Mapping[str, Any], config: Config, account: Account) -> tuple[str, str]:

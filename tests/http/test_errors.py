@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from citadel.http import calls
 from tests.conftest import Serving, make_config, serving, write_script
 
 CHAT = "/v1/chat/completions"
@@ -251,7 +252,13 @@ async def test_a_wait_that_is_no_number_is_refused(server: Serving, value: str) 
 
 
 async def test_a_wait_above_the_maximum_counts_as_the_maximum(server: Serving) -> None:
-    assert (await post(server, body(), **{"X-LLM-Wait": "9" * 40}))[0] == 200
+    for digits in (40, 4000):
+        assert (await post(server, body(), **{"X-LLM-Wait": "9" * digits}))[0] == 200
+
+
+def test_a_wait_may_have_leading_zeros() -> None:
+    assert calls._asked_wait({"X-LLM-Wait": " 0000000000005 "}, 1800) == 5
+    assert calls._asked_wait({"X-LLM-Wait": "9" * 4000}, 1800) == 1800
 
 
 TOO_LARGE = {
