@@ -33,19 +33,23 @@ class BodyReader:
         if encoding not in ENCODINGS:
             raise BadBody(f"Content-Encoding must be one of {', '.join(ENCODINGS)}")
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                return await self._all_of(request.content, Decoder(encoding))
+            async with asyncio.timeout(TIMEOUT_S) as patience:
+                return await self._all_of(request.content, Decoder(encoding), patience)
         except TimeoutError:
             raise BadBody(f"The body did not come within {TIMEOUT_S} s") from None
         except (web.RequestPayloadError, ConnectionError, ValueError) as error:
             raise BadBody from error
 
-    async def _all_of(self, content: StreamReader, decoder: Decoder) -> bytes:
-        """The first part is read at once; whatever has more must have its share of the bound for it."""
+    async def _all_of(self, content: StreamReader, decoder: Decoder, patience: asyncio.Timeout) -> bytes:
+        """The first part is read at once; whatever has more must have its share of the bound for it.
+
+        Waiting for the share is no fault of the caller's, and is not counted; whoever has one has it for no longer
+        than a body may take.
+        """
         body = bytearray()
         await self._up_to(FREE_BYTES, content, decoder, body)
         if not content.at_eof():
-            async with self._budget.take(self._limit):
+            async with self._budget.take(self._limit, patience):
                 await self._up_to(self._limit, content, decoder, body)
             if not content.at_eof():
                 raise TooLarge(self._limit)
@@ -70,12 +74,14 @@ class _ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def take(self, size: int) -> AsyncGenerator[None]:
+    async def take(self, size: int, patience: asyncio.Timeout) -> AsyncGenerator[None]:
+        """`patience` stands still until it is taken."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
         self._admit()
         try:
-            await turn
+            if not turn.done():
+                await _standing_still(patience, turn)
             yield
         finally:
             if turn.done() and not turn.cancelled():
@@ -92,3 +98,12 @@ class _ByteBudget:
                 continue
             self._free -= size
             turn.set_result(None)
+
+
+async def _standing_still(patience: asyncio.Timeout, turn: asyncio.Future[None]) -> None:
+    loop, ends = asyncio.get_running_loop(), patience.when()
+    assert ends is not None
+    left = ends - loop.time()
+    patience.reschedule(None)
+    await turn
+    patience.reschedule(loop.time() + left)

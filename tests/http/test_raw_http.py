@@ -332,6 +332,23 @@ async def test_a_body_that_does_not_come_is_given_up(server: Serving, monkeypatc
     assert (status, got["error"]["message"]) == (400, "The body did not come within 0 s")
 
 
+async def test_waiting_for_a_share_of_the_memory_takes_nothing_of_a_body_s_time() -> None:
+    shares, told = body_module._ByteBudget(10), asyncio.Queue[asyncio.Timeout]()
+
+    async def upload(size: int) -> float | None:
+        async with asyncio.timeout(60) as patience:
+            told.put_nowait(patience)
+            async with shares.take(size, patience):
+                return patience.when()
+
+    async with asyncio.timeout(60) as mine, shares.take(6, mine):
+        assert mine.when() is not None
+        second = asyncio.create_task(upload(5))
+        assert (await told.get()).when() is None
+    assert await second is not None
+    assert shares._free == 10
+
+
 async def test_a_client_that_closes_its_half_counts_as_gone(server: Serving) -> None:
     reader, writer = await connect(server)
     writer.write(chat(server, BODY)[:-1])
