@@ -29,7 +29,7 @@ class Line:
         return (self.queue.index(entry) if entry in self.queue else 0) + self.operations + self.running_jobs
 
     def expected_s(self, entry: Entry) -> float:
-        """Until the model should be loaded: its own load, and the time of what goes first."""
+        """Until the model should be loaded: its own load, and what goes first in the queue or holds the GPU."""
         before = self.queue[: self.queue.index(entry)] if entry in self.queue else ()
         first = sum(self.hold_s if isinstance(each, Lease) else each.expected_load_s for each in before)
         return first + self.running_jobs * self.hold_s + entry.expected_load_s
@@ -49,7 +49,8 @@ def out_of_patience(entry: Entry, models: Iterable[Entry], line: Line, now: floa
     """`ModelLoading` or `Queued`, with the time after which to ask again."""
     if isinstance(entry.phase, Starting):
         return ModelLoading(entry.id, remaining_load_s(entry.phase, now))
-    retry = max(1, math.ceil(line.expected_s(entry)))
+    under_way = sum(remaining_load_s(each.phase, now) for each in models if isinstance(each.phase, Starting))
+    retry = max(1, math.ceil(line.expected_s(entry) + under_way))
     occupied = "a media job is running" if line.running_jobs else _occupied_by(models)
     return Queued(entry.id, line.ahead(entry), retry, f"waiting for the GPU: {occupied}")
 

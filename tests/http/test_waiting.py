@@ -148,6 +148,15 @@ async def test_a_model_with_a_running_call_is_drained_and_never_cut_off(tmp_path
         assert "".join(event["choices"][0]["delta"].get("content", "") for event in rest) == "a" * 20
 
 
+async def test_what_is_left_of_a_load_counts_for_the_one_behind_it(tmp_path: Path) -> None:
+    models = {"a": replay(tmp_path, load_s=1000, cold_start_s=1000), "b": replay(tmp_path, cold_start_s=7)}
+    async with serving(make_config(tmp_path, models)) as server:
+        assert (await refusal(server, 0, model="a"))[1]["code"] == "model_loading"
+        _, error, _ = await refusal(server, 0, model="b")
+        assert (error["code"], error["position"]) == ("queued", 1)
+        assert 900 < error["retry_after_s"] <= 1007
+
+
 async def test_a_model_in_use_takes_calls_for_its_minimum_residency(tmp_path: Path) -> None:
     config = two_models(tmp_path, min_residency_s=100)
     async with serving(config) as server, server.chat("endless", model="a", stream=True) as running:
