@@ -17,7 +17,7 @@ from citadel.errors import LlmUnavailable
 from engines import hyperqwen_memory as memory
 from engines.gguf_header import NotGguf, parameters, read_header
 from engines.gguf_parts import read_table
-from engines.hyperqwen_args import check_options, check_workers, make_plan
+from engines.hyperqwen_args import Plan, check_options, check_workers, make_plan
 
 GB = 10**9
 CONFIG = {
@@ -128,8 +128,16 @@ def test_on_a_cpu_the_worker_is_in_the_engines_process_and_leaves_one_core_free(
     assert (environment["VLLM_ENABLE_V1_MULTIPROCESSING"], environment["OMP_NUM_THREADS"]) == ("0", "3")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "compiles"), [(plan(), False), (plan(enforce_eager=False), True), (plan("gpu"), True)]
+)
+def test_torch_compiles_nothing_where_vllm_does_not(chosen: Plan, compiles: bool):
+    assert (chosen.environment.get("TORCHDYNAMO_DISABLE") == "1") is not compiles
+
+
 def test_what_the_owner_set_stays():
     owner = {"OMP_NUM_THREADS": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CONFIGURE_LOGGING": "1"}
+    owner["TORCHDYNAMO_DISABLE"] = "0"
     chosen = plan(owner=owner)
     assert {**owner, **chosen.environment}.items() >= owner.items()
     assert "OMP_NUM_THREADS=2" in chosen.layout
