@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from rigs import RIGS, Jobs, Rig, loaded
+from rigs import RIGS, Jobs, Rig, WatchedLoad, watched_load
 
 from citadel.engine import Engine, EngineSpec, Tokenizer
 
@@ -34,7 +34,15 @@ def jobs(rig: Rig, tokenizer: Tokenizer) -> Jobs:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(rig: Rig, spec: EngineSpec) -> AsyncIterator[Engine]:
+async def load(rig: Rig, spec: EngineSpec) -> AsyncIterator[WatchedLoad]:
     """One load for all tests that leave the engine alive."""
-    async with loaded(rig, spec) as engine:
-        yield engine
+    found = await watched_load(rig, spec)
+    try:
+        yield found
+    finally:
+        await found.engine.close()
+
+
+@pytest.fixture(scope="module")
+def engine(load: WatchedLoad) -> Engine:
+    return load.engine

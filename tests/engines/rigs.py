@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -174,6 +175,32 @@ async def loaded(rig: Rig, spec: EngineSpec, **options: object) -> AsyncIterator
         yield engine
     finally:
         await engine.close()
+
+
+@dataclass(frozen=True)
+class WatchedLoad:
+    """`progress`: what the load said; `turns`: how far it was at each turn that another task had meanwhile."""
+
+    engine: Engine
+    progress: Sequence[float]
+    turns: Sequence[float]
+
+
+async def watched_load(rig: Rig, spec: EngineSpec) -> WatchedLoad:
+    progress: list[float] = []
+    turns: list[float] = []
+
+    async def others() -> None:
+        while True:
+            turns.append(progress[-1] if progress else 0.0)
+            await asyncio.sleep(0)
+
+    watcher = asyncio.create_task(others())
+    try:
+        engine = await rig.adapter.load(spec, progress.append)
+    finally:
+        watcher.cancel()
+    return WatchedLoad(engine, progress, turns)
 
 
 def left_behind() -> tuple[set[str], set[int]]:

@@ -9,7 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs import ANSWERS, CONTEXT_LENGTH, SLOTS, Jobs, Rig, all_of, left_behind, loaded, stream, text_of, tokens_of
+from rigs import (
+    ANSWERS,
+    CONTEXT_LENGTH,
+    SLOTS,
+    Jobs,
+    Rig,
+    WatchedLoad,
+    all_of,
+    left_behind,
+    loaded,
+    stream,
+    text_of,
+    tokens_of,
+)
 
 from citadel.engine import Engine, EngineSpec, Piece, Sampling, SwapAdapter, SwapEngine, Tokenizer
 from citadel.errors import BadRequest, CitadelError, ContextLengthExceeded, EngineRestarted, LlmUnavailable
@@ -38,41 +51,19 @@ async def test_the_tokenizer_is_read_in_a_thread_and_without_an_engine(rig: Rig,
     assert left_behind() == before
 
 
-async def test_a_loaded_engine_is_ready_to_generate(rig: Rig, spec: EngineSpec, jobs: Jobs):
-    async with loaded(rig, spec) as engine:
-        assert tokens_of(await all_of(engine, jobs.make("What is the capital of France?")))
-        assert engine.info.slots == SLOTS
-        assert engine.info.context_length == CONTEXT_LENGTH
+async def test_a_loaded_engine_is_ready_to_generate(engine: Engine, jobs: Jobs):
+    assert tokens_of(await all_of(engine, jobs.make("What is the capital of France?")))
+    assert engine.info.slots == SLOTS
+    assert engine.info.context_length == CONTEXT_LENGTH
 
 
-async def test_the_event_loop_runs_on_during_a_load(rig: Rig, spec: EngineSpec):
-    done = asyncio.Event()
-    turns: list[float] = []
-    fraction = 0.0
-
-    def progress(value: float) -> None:
-        nonlocal fraction
-        fraction = value
-
-    async def others() -> None:
-        while not done.is_set():
-            turns.append(fraction)
-            await asyncio.sleep(0)
-
-    watcher = asyncio.create_task(others())
-    engine = await rig.adapter.load(spec, progress)
-    done.set()
-    await watcher
-    await engine.close()
-    assert any(0 < seen < 1 for seen in turns), "others had a turn while the load was under way"
+async def test_the_event_loop_runs_on_during_a_load(load: WatchedLoad):
+    assert any(0 < seen < 1 for seen in load.turns), "others had a turn while the load was under way"
 
 
-async def test_progress_goes_from_0_to_1_and_never_falls(rig: Rig, spec: EngineSpec):
-    seen: list[float] = []
-    engine = await rig.adapter.load(spec, seen.append)
-    await engine.close()
-    assert (seen[0], seen[-1]) == (0.0, 1.0)
-    assert seen == sorted(seen)
+async def test_progress_goes_from_0_to_1_and_never_falls(load: WatchedLoad):
+    assert (load.progress[0], load.progress[-1]) == (0.0, 1.0)
+    assert load.progress == sorted(load.progress)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model\n"], ids=["missing", "empty", "garbage"])
@@ -382,24 +373,23 @@ async def test_death_ends_each_running_and_each_later_job(
             await all_of(engine, jobs.long())
 
 
-async def test_close_ends_running_jobs_and_leaves_nothing(rig: Rig, spec: EngineSpec, jobs: Jobs):
+async def test_close_ends_running_jobs_leaves_nothing_and_may_be_called_again(rig: Rig, spec: EngineSpec, jobs: Jobs):
+    tokenizer = await asyncio.to_thread(rig.adapter.open_tokenizer, spec)
+    known = tokenizer.encode("Hello, world!")
     before = left_behind()
     engine = await rig.adapter.load(spec, lambda _fraction: None)
     async with aclosing(engine.generate(jobs.long())) as running:
         await anext(running)
-        await engine.close()
+        await asyncio.gather(engine.close(), engine.close())
         with pytest.raises(EngineRestarted):
             async for _ in running:
                 pass
     assert left_behind() == before
     with pytest.raises(EngineRestarted):
         await all_of(engine, jobs.long())
-
-
-async def test_close_may_be_called_twice(rig: Rig, spec: EngineSpec):
-    engine = await rig.adapter.load(spec, lambda _fraction: None)
-    await asyncio.gather(engine.close(), engine.close())
     await engine.close()
+    assert tokenizer.encode("Hello, world!") == known, "a tokenizer outlives its engine"
+    assert tokenizer.decode(known).strip() == "Hello, world!"
 
 
 # Swapping in place.
@@ -440,15 +430,6 @@ async def test_a_swapped_engine_is_the_other_model_and_a_failed_swap_is_only_to_
 
 
 # A tokenizer.
-
-
-async def test_a_tokenizer_outlives_its_engine(rig: Rig, spec: EngineSpec):
-    tokenizer = await asyncio.to_thread(rig.adapter.open_tokenizer, spec)
-    before = tokenizer.encode("Hello, world!")
-    async with loaded(rig, spec):
-        pass
-    assert tokenizer.encode("Hello, world!") == before
-    assert tokenizer.decode(before).strip() == "Hello, world!"
 
 
 async def test_a_tokenizer_may_be_used_from_any_thread(tokenizer: Tokenizer):
