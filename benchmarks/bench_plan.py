@@ -3,7 +3,8 @@
 A mixture of experts is written (random weights, Q8_0, of 2.6 GB: more than any cache holds), and loaded by the engine
 `strata` under several plans. Warm: the fastest tenth of a generation's decodes. Cold: the file's pages are dropped from
 RAM, then the time from the beginning of the load to the first token. Bandwidths are measured first, as by
-`python -m citadel plan --calibrate`.
+`python -m citadel plan --calibrate`. The last column is what other processes used of the machine meanwhile, in cores:
+a product on all cores waits for the slowest of them, so that a prediction can hold where that is nearly nothing.
 
     python -m benchmarks.bench_plan [--folder DIR]
 """
@@ -17,14 +18,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import psutil
 
 from citadel.engine import Engine, EngineSpec, Job, Sampling
 from engines import adapter, llama_room, plan_rates
@@ -32,7 +33,7 @@ from engines.ggml import fastest_tenth
 from engines.llama_files import Weights
 from engines.llama_options import settings_of
 from engines.plan import Plan
-from engines.plan_cost import Rates, cold_s, forecast
+from engines.plan_cost import Rates, cached, cold_s, forecast
 from tests.models import moe
 
 VOCABULARY = 4096
@@ -105,19 +106,39 @@ async def cold(spec: EngineSpec) -> float | None:
         return (await arrivals(engine, 1))[0] - began
 
 
-def row(name: str, what: str, predicted: float, measured: float | None, unit: str) -> str:
+class Others:
+    """The cores that other processes used since this was made."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def cores(self) -> float:
+        (busy, own, at), (busy_then, own_then, then) = self._now(), self._began
+        return (busy - busy_then - (own - own_then)) / (at - then)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        all_, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        busy = sum(all_) - all_.idle - getattr(all_, "iowait", 0.0)
+        return busy, own.user + own.system, time.perf_counter()
+
+
+async def row(name: str, what: str, predicted: float, measuring: Awaitable[float | None], unit: str) -> str:
+    others = Others()
+    measured = await measuring
     if measured is None:
-        return f"| {name} | {what} | {predicted:.3g} {unit} | not run: the page cache can't be dropped | |"
-    return f"| {name} | {what} | {predicted:.3g} {unit} | {measured:.3g} {unit} | {measured / predicted - 1:+.0%} |"
+        return f"| {name} | {what} | {predicted:.3g} {unit} | not run: the page cache can't be dropped | | |"
+    off = f"{measured / predicted - 1:+.0%}"
+    return f"| {name} | {what} | {predicted:.3g} {unit} | {measured:.3g} {unit} | {off} | {others.cores():.2f} |"
 
 
 async def compare(spec: EngineSpec, name: str, rates: Rates) -> list[str]:
     plan: Plan = await asyncio.to_thread(planned, spec)
-    in_cache = replace(rates, disk=rates.ram)
-    speed = forecast(plan, replace(in_cache, disk=rates.of_ram("q8_0"))).tokens_per_s
-    rows = [row(name, "warm", speed, await warm(spec), "tokens/s")]
-    rows.append(row(name, "cold", cold_s(plan, rates, len(PROMPT)), await cold(spec), "s"))
-    return rows
+    speed = forecast(plan, cached(rates)).tokens_per_s
+    return [
+        await row(name, "warm", speed, warm(spec), "tokens/s"),
+        await row(name, "cold", cold_s(plan, rates, len(PROMPT)), cold(spec), "s"),
+    ]
 
 
 def planned(spec: EngineSpec) -> Plan:
@@ -131,9 +152,11 @@ def main() -> None:
         folder = Path(name)
         adapter("strata")
         print(plan_rates.machine(), file=sys.stderr)
+        others = Others()
         rates = plan_rates.measure(folder, lambda line: print(line, file=sys.stderr), kinds=("q8_0", "f32"))
         write_model(folder / "moe.gguf")
-        print("| plan | | predicted | measured | off by |\n|---|---|--:|--:|--:|")
+        print(f"others meanwhile: {others.cores():.2f} cores", file=sys.stderr)
+        print("| plan | | predicted | measured | off by | others |\n|---|---|--:|--:|--:|--:|")
         for plan, options in PLANS.items():
             spec = EngineSpec("moe", folder / "moe.gguf", None, 1, 1024, None, folder, options)
             print("\n".join(asyncio.run(compare(spec, plan, rates))), flush=True)

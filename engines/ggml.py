@@ -21,8 +21,8 @@ _CPU, _GPU = 0, 1
 _NUMBERS: Final = {name: number for number, (name, _, _) in BLOCKS.items()}
 _WIDTH: Final = 4096
 _LEAST_ROUNDS, _MEASURED_S = 4, 1.0
-_PARTS: Final = 16
-"""Of what is measured: a part takes a few milliseconds, less than the system's scheduler gives at once."""
+_PARTS: Final = 64
+"""Of what is measured: each about as large as a matrix of a model."""
 _STEPS: Final = 100
 """Of a graph that does next to nothing, to measure what a step takes beside its work."""
 
@@ -85,12 +85,13 @@ def gpu() -> ctypes.c_void_p | None:
 
 
 def products_per_s(kind: str, size: int, threads: int, *, on_gpu: bool = False) -> float:
-    """Bytes per second at which `size` bytes of weights of a type are multiplied by a vector, at best."""
+    """Bytes per second at which `size` bytes of weights of a type are multiplied by a vector, as a token does it."""
     rows = max(1, size // (_WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2]))
-    part = -(-rows // _PARTS)
-    with _graph(2 * _PARTS + 1, on_gpu=on_gpu, threads=threads) as graph:
+    parts = 1 if on_gpu else _PARTS  # handing a product to a GPU would take as long as a small one does
+    part = -(-rows // parts)
+    with _graph(2 * parts + 1, on_gpu=on_gpu, threads=threads) as graph:
         vector = graph.matrix("f32", _WIDTH, 1)
-        for _ in range(_PARTS):
+        for _ in range(parts):
             graph.add(base().ggml_mul_mat(graph.context, graph.matrix(kind, _WIDTH, part), vector), steps=1)
         return part * _WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2] / graph.seconds()
 
@@ -130,7 +131,11 @@ class _Graph:
         self._graphs.append(graph)
 
     def seconds(self) -> float:
-        """Of one of the graphs, the fastest tenth of all times, for others may run beside; after a round to warm up."""
+        """Of one of the graphs, in the fastest tenth of the rounds through all of them; after a round to warm up.
+
+        Rounds, as a token is one through a model: memory is not as fast all the time, and the fastest moments of it
+        are not what a token gets. The fastest, for others may run beside.
+        """
         buffer = base().ggml_backend_alloc_ctx_tensors(self.context, self._backend)
         if not buffer:
             raise MemoryError("there is no memory to measure memory with")
@@ -138,12 +143,12 @@ class _Graph:
             # Not zeros: pages that were never written are all one page.
             base().ggml_backend_buffer_clear(pointer(buffer), ctypes.c_uint8(1))
             times: list[float] = []
-            while len(times) < _LEAST_ROUNDS * len(self._graphs) or sum(times) < _MEASURED_S:
+            while len(times) < _LEAST_ROUNDS or sum(times) < _MEASURED_S:
+                began = time.perf_counter()
                 for graph in self._graphs:
-                    began = time.perf_counter()
                     base().ggml_backend_graph_compute(self._backend, graph)
-                    times.append(time.perf_counter() - began)
-            return fastest_tenth(times[len(self._graphs) :])
+                times.append(time.perf_counter() - began)
+            return fastest_tenth(times[1:]) / len(self._graphs)
         finally:
             base().ggml_backend_buffer_free(pointer(buffer))
 

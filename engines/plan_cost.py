@@ -2,6 +2,9 @@
 
 One sequence generates; several share what is read. RAM's bandwidth is that of matrix products on the CPU, which differs
 by the type of the weights; a disk's is that of a mapping which is not in RAM.
+
+A load that maps the file reads all of it, from its beginning to its end, and then copies what is to be in RAM or on the
+GPU; any other load reads the file into memory of its own.
 """
 
 from __future__ import annotations
@@ -23,12 +26,18 @@ GB: Final = 10**9
 class Rates:
     """Bytes per second by tier; `types` are RAM's by the weights' type, where that was measured.
 
+    `disk` is None where all that is mapped is in RAM as well.
+    `load` is that of mapping a file, of which nothing is in RAM, all at once; `read` that of reading it into memory of
+    its own; `copy` the same of a file that is in the system's page cache.
     `layer_s` is what a layer takes however small it is: handing its steps out, waiting for all threads.
     """
 
     gpu: float = 800e9
     ram: float = 30e9
-    disk: float = 2e9
+    disk: float | None = 2e9
+    load: float = 2e9
+    read: float = 1.5e9
+    copy: float = 4e9
     types: Mapping[str, float] = field(default_factory=dict[str, float])
     layer_s: float = 50e-6
     measured: bool = False
@@ -72,20 +81,26 @@ def forecast(plan: Plan, rates: Rates, *, depth: float = 0.0) -> Forecast:
 
 
 def _rate(rates: Rates, tier: Tier, kind: str) -> float:
-    return {"gpu": rates.gpu, "ram": rates.of_ram(kind), "disk": rates.disk}[tier]
+    if tier == "gpu":
+        return rates.gpu
+    return rates.of_ram(kind) if tier == "ram" or rates.disk is None else rates.disk
 
 
 def cold_s(plan: Plan, rates: Rates, tokens: int) -> float:
     """Seconds from a file of which nothing is in RAM, through the load, to the first token after a prompt of `tokens`.
 
-    A load reads what it does not leave on the disk; of that, a prompt reads what it touches, each part once.
+    What a load leaves on the disk is in RAM after it all the same where there is room for it, and else read again.
     """
-    read = sum(
-        weight.read if plan.tiers[weight.name] == "disk" and (tokens == 1 or weight.kind != "expert") else weight.size
-        for weight in plan.model.weights
-    )
-    warm = replace(rates, disk=rates.ram)
-    return read / rates.disk + tokens * forecast(plan, warm).token_s
+    whole, mapped = sum(weight.size for weight in plan.model.weights), plan.weights["disk"]
+    stays = plan.room.ram is None or plan.used("ram") + mapped <= plan.room.ram
+    then = forecast(plan, cached(rates) if stays else rates)
+    load_s = whole / rates.load + (whole - mapped) / rates.copy if mapped else whole / rates.read
+    return load_s + tokens * then.token_s
+
+
+def cached(rates: Rates) -> Rates:
+    """Those of a machine that has what is mapped in its page cache."""
+    return replace(rates, disk=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +155,7 @@ def from_json(said: Any) -> Rates:
     """What `to_json` made; ValueError for anything else."""
     try:
         rates = Rates(**said)
-        numbers = [rates.gpu, rates.ram, rates.disk, *rates.types.values()]
+        numbers = [rates.gpu, rates.ram, rates.disk or 0, rates.load, rates.read, rates.copy, *rates.types.values()]
         sound = all(number > 0 for number in numbers) and rates.layer_s >= 0
     except (TypeError, AttributeError):
         sound, rates = False, Rates()

@@ -13,16 +13,18 @@ import platform
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from engines.plan_cost import Rates, from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 _FILE: Final = "bandwidths.json"
 _TYPES: Final = (
@@ -41,7 +43,8 @@ _TYPES: Final = (
     "iq4_xs",
 )
 _PRODUCT_BYTES: Final = 256 << 20
-"""Of weights, so that no cache of a processor holds them."""
+"""Of weights, at least; and twice what the largest cache of the processor has, so that it does not hold them."""
+_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 _STEPS_OF_LAYER: Final = 20
 """Steps of a graph for a layer: norms, products, rotations, attention, activations, sums."""
 _PASSES: Final = 3
@@ -82,32 +85,48 @@ def machine() -> str:
 def measure(folder: Path, tell: Callable[[str], None], *, kinds: Sequence[str] = _TYPES, scale: float = 1.0) -> Rates:
     """RAM's by products with weights of these types.
 
-    It takes about half a minute, 256 MB of RAM and 512 MB on the disk of `folder`; `scale` makes both smaller.
+    It takes about half a minute, a GB of RAM and half of one on the disk of `folder`; `scale` makes both smaller.
     """
     from engines import ggml  # noqa: PLC0415 - loads llama.cpp, which kept bandwidths do not need
 
-    threads = len(os.sched_getaffinity(0))
+    threads, size = len(os.sched_getaffinity(0)), int(scale * max(_PRODUCT_BYTES, 2 * _largest_cache()))
     types: dict[str, float] = {}
     for kind in kinds:
-        types[kind] = ggml.products_per_s(kind, int(_PRODUCT_BYTES * scale), threads)
+        types[kind] = ggml.products_per_s(kind, size, threads)
         tell(f"RAM, {kind} weights: {types[kind] / 1e9:.2f} GB/s with {threads} threads")
     rates = Rates(ram=min(types.values()), types=types, layer_s=_STEPS_OF_LAYER * ggml.step_s(threads), measured=True)
     tell(f"a layer's steps: {rates.layer_s * 1e6:.0f} us")
     if ggml.gpu():
-        rates = replace(rates, gpu=ggml.products_per_s("f16", _PRODUCT_BYTES, threads, on_gpu=True))
+        rates = replace(rates, gpu=ggml.products_per_s("f16", 4 * _PRODUCT_BYTES, threads, on_gpu=True))
         tell(f"GPU: {rates.gpu / 1e9:.1f} GB/s")
     else:
         tell("GPU: not measured, llama.cpp has none here")
-    disk = disk_per_s(folder, int(_DISK_BYTES * scale), threads)
-    if disk is None:
-        tell(f"disk: not measured, the page cache of {folder} can't be dropped; {rates.disk / 1e9:.1f} GB/s assumed")
-        return rates
-    tell(f"disk of {folder}: {disk / 1e9:.2f} GB/s, mapped")
-    return replace(rates, disk=disk)
+    with _written(folder, int(_DISK_BYTES * scale)) as file:
+        rates = replace(rates, copy=_best(file, _copied))
+        tell(f"copies of files: {rates.copy / 1e9:.2f} GB/s")
+        if not drop(file):
+            tell(
+                f"disk: not measured, the page cache of {folder} can't be dropped; {rates.load / 1e9:.1f} GB/s assumed"
+            )
+            return rates
+        disk = _best(file, partial(_touched, threads=threads), cold=True)
+        load, read = _best(file, _populated, cold=True), _best(file, _copied, cold=True)
+    tell(f"disk of {folder}: {disk / 1e9:.2f} GB/s touched, {load / 1e9:.2f} mapped at once, {read / 1e9:.2f} read")
+    return replace(rates, disk=disk, load=load, read=read)
 
 
-def disk_per_s(folder: Path, size: int, threads: int) -> float | None:
-    """Bytes per second of a mapped file that is not in RAM; None where it can't be got out of there."""
+def _largest_cache() -> int:
+    """Bytes; 0 where the system does not say."""
+    try:
+        said = [path.read_text(encoding="ascii").strip() for path in _CACHES.glob("index*/size")]
+    except OSError:
+        return 0
+    return max((int(size.removesuffix("K")) << 10 for size in said if size.endswith("K")), default=0)
+
+
+@contextmanager
+def _written(folder: Path, size: int) -> Generator[int]:
+    """A file of random bytes, for a while; its descriptor."""
     block = np.random.default_rng(0).bytes(1 << 20)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder) as file:
@@ -115,17 +134,46 @@ def disk_per_s(folder: Path, size: int, threads: int) -> float | None:
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        times: list[float] = []
-        for _ in range(_PASSES):
-            if not drop(file.fileno()):
-                return None
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-                data = np.frombuffer(pages, np.uint8)
-                began = time.perf_counter()
-                _touch(np.array_split(data, threads))
-                times.append(time.perf_counter() - began)
-                del data
-    return size / min(times)
+        yield file.fileno()
+
+
+def _best(file: int, read: Callable[[int], None], *, cold: bool = False) -> float:
+    """Bytes per second of a file; `cold`: none of it is in RAM when it is read."""
+    times: list[float] = []
+    for _ in range(_PASSES):
+        if cold:
+            drop(file)
+        began = time.perf_counter()
+        read(file)
+        times.append(time.perf_counter() - began)
+    return os.fstat(file).st_size / min(times)
+
+
+def _touched(file: int, threads: int) -> None:
+    """As a generation reads what is mapped: each thread a part."""
+    with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as pages:
+        data = np.frombuffer(pages, np.uint8)
+        readers = [threading.Thread(target=part.sum) for part in np.array_split(data, threads)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        del data, readers
+
+
+def _populated(file: int) -> None:
+    """As llama.cpp maps a file."""
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ).close()
+
+
+def _copied(file: int) -> None:
+    """As a load copies weights, into memory that was never used before."""
+    size = os.fstat(file).st_size
+    with mmap.mmap(-1, size) as memory, memoryview(memory) as view:
+        at = 0
+        while at < size:
+            at += os.preadv(file, [view[at:]], at)
 
 
 def drop(descriptor: int) -> bool:
@@ -145,12 +193,3 @@ def resident(descriptor: int) -> float:
         failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_size_t(size), there)
         del held
     return 1.0 if failed else sum(page & 1 for page in there.raw) / len(there.raw)
-
-
-def _touch(parts: list[Any]) -> None:
-    """Reads each part in a thread of its own, as llama.cpp's threads do."""
-    readers = [threading.Thread(target=part.sum) for part in parts]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from engines.plan import TIERS
+from engines.plan_cost import cold_s, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +30,9 @@ def show(plan: Plan, forecast: Forecast, rates: Rates, changes: Sequence[Change]
     speed = f"{forecast.tokens_per_s:.3g} tokens/s"
     basis = "from this machine's measured bandwidths" if rates.measured else "from assumed bandwidths; see --calibrate"
     lines += ["", f"Predicted: {speed} for one sequence, {basis}"]
+    lines.append(
+        f"Cold, with nothing of the file in RAM: a first token {cold_s(plan, rates, 1):.3g} s after a load begins"
+    )
     if changes:
         lines.append("What would change it most:")
         lines += [f"  {change.what}: {change.tokens_per_s:.3g} tokens/s" for change in changes]
@@ -57,7 +61,9 @@ def as_json(plan: Plan, forecast: Forecast, rates: Rates, changes: Sequence[Chan
         },
         "tensors": dict(plan.tiers),
         "tokens_per_s": forecast.tokens_per_s,
-        "measured": rates.measured,
+        "overhead_seconds_per_token": forecast.overhead_s,
+        "cold_seconds": cold_s(plan, rates, 1),
+        "rates": to_json(rates),
         "changes": [{"what": change.what, "tokens_per_s": change.tokens_per_s} for change in changes],
     }
 

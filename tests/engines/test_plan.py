@@ -17,11 +17,11 @@ from published import PUBLISHED, write
 from engines.gguf_header import NotGguf
 from engines.gguf_parts import read_table
 from engines.plan import TIERS, Kind, Model, NoPlan, Plan, Room, Weight, Wish, place
-from engines.plan_cost import GB, Rates, cold_s, forecast, from_json, levers, to_json
+from engines.plan_cost import GB, Rates, cached, cold_s, forecast, from_json, levers, to_json
 from engines.plan_model import Workload, describe
 from engines.plan_text import as_json, ranges, show
 
-RATES = Rates(gpu=800e9, ram=40e9, disk=4e9)
+RATES = Rates(gpu=800e9, ram=40e9, disk=4e9, load=5e9, read=4e9, copy=8e9)
 
 
 # What holds for every model.
@@ -262,15 +262,21 @@ def test_a_tensor_of_a_layer_that_there_is_not_is_refused(folder: Path):
 # The cost.
 
 
-def test_reading_from_the_disk_and_once_over_is_what_a_cold_start_takes(folder: Path):
+def test_a_cold_start_reads_the_file_and_copies_what_is_not_mapped(folder: Path):
     model = published(folder, "gpt-oss-120b")
-    plan = place(model, Room(0, 40 * GB, disk=True))
-    on_disk = sum(weight.read for weight in model.weights if plan.tiers[weight.name] == "disk")
-    assert forecast(plan, RATES).seconds["disk"] == pytest.approx(on_disk / RATES.disk)
-    in_ram, warm_s = plan.weights["ram"], forecast(plan, replace(RATES, disk=RATES.ram)).token_s
-    assert cold_s(plan, RATES, 1) == pytest.approx((in_ram + on_disk) / RATES.disk + warm_s)
-    experts = sum(w.size - w.read for w in model.weights if plan.tiers[w.name] == "disk" and w.kind == "expert")
-    assert cold_s(plan, RATES, 8) == pytest.approx((in_ram + on_disk + experts) / RATES.disk + 8 * warm_s)
+    size = sum(weight.size for weight in model.weights)
+    small, large = (place(model, Room(0, ram * GB, disk=True)) for ram in (40, 80))
+    on_disk = sum(weight.read for weight in model.weights if small.tiers[weight.name] == "disk")
+    assert forecast(small, RATES).seconds["disk"] == pytest.approx(on_disk / RATES.disk)
+    assert cold_s(large, RATES, 1) == pytest.approx(size / 4e9 + forecast(large, RATES).token_s)
+    assert cold_s(small, RATES, 3) == pytest.approx(
+        size / 5e9 + (size - small.weights["disk"]) / 8e9 + 3 * forecast(small, RATES).token_s
+    )
+    room_for_both = replace(small, room=Room(0, 80 * GB, disk=True))
+    assert cold_s(room_for_both, RATES, 1) == pytest.approx(
+        size / 5e9 + (size - small.weights["disk"]) / 8e9 + forecast(small, cached(RATES)).token_s
+    )
+    assert forecast(small, cached(RATES)).token_s == pytest.approx(forecast(large, RATES).token_s)
 
 
 def test_rates_of_a_type_and_a_layers_overhead_count():
@@ -295,6 +301,7 @@ def test_a_plan_as_data_says_the_same(folder: Path):
     assert said["tiers"]["gpu"]["used"] == plan.used("gpu")
     assert said["tensors"]["output.weight"] == "gpu"
     assert said["tokens_per_s"] == forecast(plan, RATES).tokens_per_s
+    assert said["rates"] == to_json(RATES)
 
 
 def test_layers_are_named_in_ranges():
