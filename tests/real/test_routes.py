@@ -258,7 +258,7 @@ async def test_embedding_jobs_end_with_their_caller_and_with_their_engine(
     small = {"model": "hyperqwen-embed", "input": "hi"}
     await post(client, "/v1/embeddings", small)
     before = await series(client)
-    long = {**small, "input": [" ".join(TEXTS * 10)] * 2048}
+    long = {**small, "input": [" ".join(TEXTS * 6)] * 2048}
     text = {"model": "hyperqwen-embed", "prompt": long["input"][0]}
     whole = 2048 * (await post(client, "/tokenize", text))["count"]
     # The model that makes text was loaded first.
