@@ -19,6 +19,7 @@ function figures({ tokens_per_s: rate, hour, memory }) {
   $("hour-line").setAttribute("d", `M${points.join("L")}`);
   $("hour-area").setAttribute("d", `M0,60L${points.join("L")}L600,60Z`);
   const peak = Math.max(...hour);
+  say($("hour-peak"), peak > 0 ? `, at most ${peak.toFixed(peak < 10 ? 1 : 0)} a second over a minute` : "");
   $("hour").setAttribute("aria-label", peak > 0 ? `at most ${peak.toFixed(1)} tokens a second in the last hour` : "no tokens in the last hour");
   for (const kind of ["ram", "gpu"]) {
     const { total, free } = memory[kind];
@@ -75,7 +76,7 @@ function drawCard(card, model) {
   card.toggle.setAttribute("aria-disabled", String(starting)); // not `disabled`, which would take the focus away
   card.pin.setAttribute("aria-pressed", String(model.pinned));
   const facts = [model.engine + (model.mode ? ` ${model.mode}` : "")];
-  if (model.context_length) facts.push(`${model.context_length.toLocaleString("en")} tokens`);
+  if (model.context_length) facts.push(`context ${model.context_length.toLocaleString("en")}`);
   facts.push(model.state === "loaded" ? `${model.tokens_per_s.toFixed(1)} tokens/s` : `loads in ${duration(model.cold_start_s)}`);
   if (model.waiting) facts.push(`${model.waiting} waiting`);
   say(card.facts, model.reason ? model.reason : facts.join(" · "));

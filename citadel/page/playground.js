@@ -63,8 +63,18 @@ function code() {
   }
   const quoted = JSON.stringify(asked, null, 2).replaceAll("'", "'\\''");
   $("curl").textContent = `curl -N ${location.origin}/v1/chat/completions \\\n  -H "Authorization: Bearer $CITADEL_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
-  const json = JSON.stringify(JSON.stringify(asked));
-  $("python").textContent = `import json\nimport os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=os.environ["CITADEL_API_KEY"])\nfor chunk in client.chat.completions.create(**json.loads(${json})):\n    if chunk.choices:\n        print(chunk.choices[0].delta.content or "", end="", flush=True)`;
+  const written = Object.entries(asked).map(([name, value]) => `\n    ${name}=${python(value, "    ")},`).join("") + "\n";
+  $("python").textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=os.environ["CITADEL_API_KEY"])\nstream = client.chat.completions.create(${written})\nfor chunk in stream:\n    if chunk.choices:\n        print(chunk.choices[0].delta.content or "", end="", flush=True)`;
+}
+
+// A value of JSON as Python writes it. Strings are alike in both.
+function python(value, indent) {
+  if (value === null || typeof value === "boolean") return { null: "None", true: "True", false: "False" }[value];
+  if (typeof value !== "object") return JSON.stringify(value);
+  const named = !Array.isArray(value);
+  const parts = Object.entries(value).map(([name, each]) => (named ? `${JSON.stringify(name)}: ` : "") + python(each, `${indent}    `));
+  const [open, close] = named ? "{}" : "[]";
+  return parts.length ? `${open}\n${parts.map((part) => `${indent}    ${part},\n`).join("")}${indent}${close}` : open + close;
 }
 
 async function ask(key) {
@@ -78,7 +88,7 @@ async function ask(key) {
     return;
   }
   $("talk").insertBefore(make("div", { class: "turn user" }, words), turn.root);
-  $("words").value = "";
+  $("words").value = $("figures").textContent = "";
   running = new AbortController();
   busy(true);
   const began = performance.now();
@@ -143,6 +153,7 @@ function newTurn() {
     content: () => said.textContent + (unwritten.get(said) ?? ""),
     fail: (message) => {
       root.append(make("p", { class: "problem", role: "alert" }, message));
+      $("talk").scrollTop = $("talk").scrollHeight;
     },
     take(chunk) {
       if (chunk.error) throw new Error(chunk.error.message);

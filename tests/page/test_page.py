@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -106,6 +107,11 @@ async def test_a_chat_shows_reasoning_folded_and_calls_as_calls(page: Page, serv
     await expect(page.locator(".call")).to_have_text(re.compile(r'weather \{"city": ?"Paris"\}'))
     await page.get_by_text("This request as curl and Python").click()
     await expect(page.locator("#curl")).to_contain_text('"name": "weather"')
+    written = ast.parse(await page.locator("#python").inner_text())
+    (asked,) = (each for each in ast.walk(written) if isinstance(each, ast.Call) and len(each.keywords) > 2)
+    said = {each.arg: ast.literal_eval(each.value) for each in asked.keywords}
+    assert (said["stream"], said["tools"]) == (True, json.loads(TOOLS))
+    assert said["messages"][-1] == {"role": "user", "content": "Say hello."}
     assert server.key not in await page.content()
     rows = page.locator("#usage tbody tr")
     await expect(rows).to_have_count(1)
