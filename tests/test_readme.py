@@ -34,7 +34,9 @@ def blocks(language: str) -> list[str]:
 def test_a_stranger_gets_from_the_first_token_to_a_media_job(tmp_path: Path) -> None:
     make, *steps = blocks("sh")
     assert "make serve" in make
-    write_script(tmp_path / "script.jsonl", [{"when": "France", "pieces": ["Paris", "."]}, {"pieces": ["Hello."]}])
+    write_script(
+        tmp_path / "script.jsonl", [{"when": "sea", "pieces": ["The sea", " is deep."]}, {"pieces": ["Hello."]}]
+    )
     (tmp_path / "models.toml").write_text(MODELS, encoding="utf-8")
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -56,8 +58,8 @@ def test_a_stranger_gets_from_the_first_token_to_a_media_job(tmp_path: Path) -> 
     assert server.stop() == 0
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "Paris."
+    assert lines[0] == "The sea is deep."
     assert [line.split()[:2] for line in lines[2:4]] == [["smollm2", "loaded"], ["smollm2-vllm", "stopped"]]
-    assert lines[4:6] == ["Paris.", "Hello."]
+    assert lines[4:6] == ["The sea is deep.", "Hello."]
     assert [line.split()[2:5] for line in lines[6:8]] == [["member", "model", "calls"], ["ann", "smollm2", "1"]]
-    assert lines[8:] == ["the GPU is mine", "smollm2 Paris.", "smollm2-vllm Paris."]
+    assert lines[8:] == ["the GPU is mine", "smollm2 The sea is deep.", "smollm2-vllm The sea is deep."]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,9 +128,12 @@ async def running(folder: Path, models: str) -> AsyncGenerator[tuple[RealServer,
 
 
 def engines_of(server: RealServer) -> list[psutil.Process]:
-    """The processes of vLLM's engines."""
-    found = psutil.Process(server.pid).children(recursive=True)
-    return [child for child in found if "EngineCore" in " ".join(child.cmdline())]
+    """The processes of vLLM's engines. One that has ended but for its entry has no command any more."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process(server.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += [child] if "EngineCore" in " ".join(child.cmdline()) else []
+    return found
 
 
 def asking(text: str, **fields: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -253,7 +252,7 @@ async def test_a_model_does_what_its_task_is(client: aiohttp.ClientSession, engi
 async def test_embedding_jobs_end_with_their_caller_and_with_their_engine(
     client: aiohttp.ClientSession, tiny_server: RealServer
 ) -> None:
-    """Both engines of vLLM are loaded by now, in one process: the series of the other survive the death of the one."""
+    """Both engines of vLLM are loaded by now, in one process: the series of each survive the end of the other."""
     await ask(client, {"model": "hyperqwen", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4})
     small = {"model": "hyperqwen-embed", "input": "hi"}
     await post(client, "/v1/embeddings", small)
@@ -261,8 +260,11 @@ async def test_embedding_jobs_end_with_their_caller_and_with_their_engine(
     long = {**small, "input": [" ".join(TEXTS * 6)] * 2048}
     text = {"model": "hyperqwen-embed", "prompt": long["input"][0]}
     whole = 2048 * (await post(client, "/tokenize", text))["count"]
-    # The model that makes text was loaded first.
-    engine = max(engines_of(tiny_server), key=psutil.Process.create_time)
+    async with client.post("/admin/models/hyperqwen/unload") as response:
+        assert response.status == 202
+    async with asyncio.timeout(60):
+        while len(engines := engines_of(tiny_server)) > 1:
+            await state_of(client, "hyperqwen")
     async with drill(client, tiny_server.url, tiny_server.pid) as delivered:
         leaver = asyncio.create_task(post(client, "/v1/embeddings", long))
         await until_running(client, 1)
@@ -272,7 +274,7 @@ async def test_embedding_jobs_end_with_their_caller_and_with_their_engine(
         delivered.whole((await post(client, "/v1/embeddings", small))["usage"])
         victim = asyncio.create_task(refused(client, long))
         await until_running(client, 1)
-        engine.kill()
+        engines[0].kill()
         assert await victim == (502, "engine_restarted")
         delivered.cut(None, whole - 1, counts=False)
         delivered.whole((await post(client, "/v1/embeddings", small))["usage"])  # which starts it again
@@ -288,9 +290,12 @@ async def until_running(client: aiohttp.ClientSession, count: int) -> None:
     running = None
     async with asyncio.timeout(60):
         while running != count:
-            async with client.get("/admin/status") as response:
-                models = (await response.json())["models"]
-            (running,) = (each["running"] for each in models if each["id"] == "hyperqwen-embed")
+            running = (await state_of(client, "hyperqwen-embed"))["running"]
+
+
+async def state_of(client: aiohttp.ClientSession, model: str) -> dict[str, Any]:
+    async with client.get("/admin/models") as response:
+        return next(each for each in (await response.json())["models"] if each["id"] == model)
 
 
 async def refused(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[int, str]:
