@@ -21,7 +21,7 @@ test: .venv/.installed-dev check
 test-all: .venv/.installed-dev check
 	$(BIN)/python -m pytest -m "not clients"
 
-# Other makers' clients, each installed under .venv-clients the first time: about ten minutes, and 4 GB.
+# Other makers' clients, each installed under .venv-clients the first time: about ten minutes, and 4 GB. Then two minutes.
 clients: .venv/.installed-dev
 	$(BIN)/python -m tests.clients.environments
 	$(BIN)/python -m pytest -v -m "clients or not clients" tests/clients \
