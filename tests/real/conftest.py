@@ -17,36 +17,23 @@ import aiohttp
 import psutil
 import pytest
 
+from tests.models.served import TINY_LLAMA, TINY_LLAMA_EMBED, TINY_VLLM, TINY_VLLM_EMBED, models_toml
 from tests.process import ROOT, Process
 
 MODELS = ("smollm2", "smollm2-vllm")
+"""Those of `real_server`."""
 ENGINES = ("llama", "hyperqwen")
 """The models of `tiny_server`; ENGINE-embed makes embeddings with the same weights."""
 
-_TINY = f"""
-[server]
-wait_s = 900 # a busy machine may take minutes to start vLLM
-[models.llama]
-engine = "llama"
-source = "{ROOT}/tests/models/tiny.gguf"
-slots = 8
-max_parallel = 64
-llama = {{ n_threads = 1 }}
-[models.llama-embed]
-engine = "llama"
-task = "embed"
-source = "{ROOT}/tests/models/tiny.gguf"
-llama = {{ n_threads = 1, pooling = "mean" }}
-[models.hyperqwen]
-engine = "hyperqwen"
-source = "{ROOT}/tests/models/tiny"
-slots = 16
-[models.hyperqwen-embed]
-engine = "hyperqwen"
-task = "embed"
-source = "{ROOT}/tests/models/tiny"
-slots = 4
-"""
+_TINY = models_toml(
+    {
+        "llama": {**TINY_LLAMA, "slots": 8},
+        "llama-embed": TINY_LLAMA_EMBED,
+        "hyperqwen": {**TINY_VLLM, "slots": 16},
+        "hyperqwen-embed": {**TINY_VLLM_EMBED, "slots": 4},
+    },
+    server={"wait_s": 900},  # a busy machine may take minutes to start vLLM
+)
 
 
 @dataclass(frozen=True)
