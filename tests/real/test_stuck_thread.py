@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from citadel.runtime import closing, watchdog
 from engines.llama_context import Context
 from tests.conftest import Serving, make_config, serving
+from tests.integrity import Delivered, drill
 from tests.models.export import GGUF
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -63,10 +66,21 @@ def config(folder: Path, ram_limit_gb: float) -> Any:
     return make_config(folder, models, gpu={"ram_limit_gb": ram_limit_gb})
 
 
-async def said(server: Serving, model: str) -> dict[str, Any]:
-    """The error, or nothing where the call was answered."""
+async def said(server: Serving, model: str, delivered: Delivered) -> dict[str, Any]:
+    """The error, or nothing where the call was answered. One that fails before its first token counts for nothing."""
     async with server.chat(model=model, max_tokens=4) as response:
-        return (await response.json()).get("error", {})
+        body = await response.json()
+        if response.status == 200:
+            delivered.whole(body["usage"])
+        return body.get("error", {})
+
+
+@asynccontextmanager
+async def drilled(config: Any) -> AsyncGenerator[tuple[Serving, Delivered]]:
+    async with serving(config, keep_alive=False) as server:
+        async with drill(server.session, server.url, os.getpid()) as delivered:
+            yield server, delivered
+        server.services.registry.check_integrity()
 
 
 async def gone(server: Serving, thread: threading.Thread) -> None:
@@ -80,29 +94,27 @@ async def gone(server: Serving, thread: threading.Thread) -> None:
 async def test_the_model_is_loaded_again_beside_its_stuck_thread_where_it_fits(
     tmp_path: Path, hang: NativeHang
 ) -> None:
-    async with serving(config(tmp_path, 3.5)) as server:
-        assert (await said(server, "m"))["code"] == "engine_restarted"
-        assert await said(server, "other") == {}
-        assert await said(server, "m") == {}
+    async with drilled(config(tmp_path, 3.5)) as (server, delivered):
+        assert (await said(server, "m", delivered))["code"] == "engine_restarted"
+        assert await said(server, "other", delivered) == {}
+        assert await said(server, "m", delivered) == {}
         assert hang.thread is not None
         assert hang.thread.is_alive()
         assert server.services.registry.stuck
         hang.let_go()
         await gone(server, hang.thread)
-        assert await said(server, "m") == {}
-        server.services.registry.check_integrity()
+        assert await said(server, "m", delivered) == {}
 
 
 async def test_the_model_is_refused_where_it_does_not_fit_beside_its_stuck_thread(
     tmp_path: Path, hang: NativeHang
 ) -> None:
-    async with serving(config(tmp_path, 1.5)) as server:
-        assert (await said(server, "m"))["code"] == "engine_restarted"
-        error = await said(server, "m")
+    async with drilled(config(tmp_path, 1.5)) as (server, delivered):
+        assert (await said(server, "m", delivered))["code"] == "engine_restarted"
+        error = await said(server, "m", delivered)
         assert error["code"] == "insufficient_memory"
         assert error["reason"].endswith("1.00 GB are held by a stuck engine of m")
         assert hang.thread is not None
         hang.let_go()
         await gone(server, hang.thread)
-        assert await said(server, "m") == {}
-        server.services.registry.check_integrity()
+        assert await said(server, "m", delivered) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import threading
 from collections import Counter
@@ -18,11 +19,15 @@ from citadel.runtime import gpu_queue
 from citadel.runtime.entry import Entry
 from citadel.runtime.registry import Registry
 from tests.conftest import Serving, events_of, first_event, make_config, serving
+from tests.integrity import Delivered, drill
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 MODELS = ("a", "b", "c")
 CLIENTS, REQUESTS = 6, 10
+TOKENS, PROMPT = 12, 100
+"""How many a call asks for, and more than any of its prompts has."""
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 CONTRACT_ERRORS = {"model_loading", "queued"}
 
 
@@ -38,28 +43,33 @@ def config(folder: Path) -> Any:
     return make_config(folder, dict.fromkeys(MODELS, model), gpu={"ram_limit_gb": 1.0})
 
 
-async def client(server: Serving, number: int, ended: Counter[str]) -> None:
+async def client(server: Serving, number: int, ended: Counter[str], delivered: Delivered) -> None:
     dice = random.Random(number)
     for _ in range(REQUESTS):
         model, wait = dice.choice(MODELS), dice.choice((None, None, None, 0, 1))
-        headers = {} if wait is None else {"X-LLM-Wait": str(wait)}
-        asked = server.chat(
-            f"Tell client {number} a story.", model=model, max_tokens=12, stream=dice.random() < 0.7, headers=headers
-        )
+        fields = {"headers": {} if wait is None else {"X-LLM-Wait": str(wait)}, "max_tokens": TOKENS}
+        if dice.random() < 0.7:
+            fields |= STREAM
+        asked = server.chat(f"Tell client {number} a story.", model=model, **fields)
         try:
             async with asyncio.timeout(dice.choice((0.05, 0.3, None, None, None))):
                 async with asked as response:
-                    ended[await outcome(response)] += 1
+                    last = await end_of(response)
         except TimeoutError:
             ended["hung up"] += 1
+            delivered.cut(None, PROMPT + TOKENS, counts=False)
+            continue
+        ended[last["error"]["code"] if "error" in last else "answered"] += 1
+        if "error" not in last:
+            delivered.whole(last["usage"])
 
 
-async def outcome(response: aiohttp.ClientResponse) -> str:
+async def end_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The last event of a stream, or the whole answer: both have the usage, or the error."""
     if response.content_type == "text/event-stream":
         data, _ = await events_of(response)
-        return data[-1]["error"]["code"] if "error" in data[-1] else "answered"
-    body = await response.json()
-    return body["error"]["code"] if "error" in body else "answered"
+        return data[-1]
+    return await response.json()
 
 
 async def test_a_swap_storm_loses_no_request_and_leaves_nothing(
@@ -78,10 +88,12 @@ async def test_a_swap_storm_loses_no_request_and_leaves_nothing(
     ended: Counter[str] = Counter()
     process = psutil.Process()
     threads, children = threading.active_count(), set(process.children(recursive=True))
-    async with serving(config(tmp_path)) as server:
-        await asyncio.gather(*(client(server, number, ended) for number in range(CLIENTS)))
-        async with server.chat("slow", model="a", stream=True, max_tokens=4) as last:
-            await first_event(last)
+    async with serving(config(tmp_path), keep_alive=False) as server:
+        async with drill(server.session, server.url, os.getpid()) as delivered:
+            await asyncio.gather(*(client(server, number, ended, delivered) for number in range(CLIENTS)))
+            async with server.chat("slow", model="a", max_tokens=4, **STREAM) as last:
+                await first_event(last)
+                delivered.cut(None, PROMPT + 4)
         assert ended.total() == CLIENTS * REQUESTS
         assert set(ended) <= CONTRACT_ERRORS | {"answered", "hung up"}
         assert ended["answered"] > REQUESTS
