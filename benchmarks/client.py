@@ -200,8 +200,7 @@ class _Load:
         sent = time.perf_counter() - self._began
         error, connection = None, None
         try:
-            connection = await self._connected()
-            await connection.ask(self._requests[index])
+            connection = await self._asked(self._requests[index])
         except (OSError, TimeoutError) as caught:
             error = f"{type(caught).__name__}: {caught}"
         raw, marks = (connection.raw, connection.marks) if connection is not None else (bytearray(), [])
@@ -209,6 +208,18 @@ class _Load:
         self._came[index] = _Came(bytes(raw), since, intended, sent, error)
         if connection is not None and connection.transport is not None:
             self._free.append(connection)
+
+    async def _asked(self, request: bytes) -> _Connection:
+        """On a connection of an earlier request, if there is one; a server may close that before it reads this one."""
+        connection = await self._connected()
+        kept = bool(connection.marks)
+        try:
+            await connection.ask(request)
+        except ConnectionError:
+            if not kept or connection.marks:
+                raise
+            return await self._asked(request)
+        return connection
 
     async def _connected(self) -> _Connection:
         while self._free:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socketserver
+import threading
 from collections import Counter
 from itertools import pairwise
 from statistics import mean
@@ -159,6 +161,27 @@ def test_a_server_that_is_not_there_is_a_failure_of_each_request():
     with Client() as client:
         run = client.run(Target(1), [{}] * 3, streams=2)
     assert [each.error is not None for each in run.answers] == [True] * 3
+
+
+def test_a_request_on_a_connection_that_its_server_gave_up_is_sent_again_on_a_new_one():
+    said_ok = b"".join(stream({"choices": [{"delta": {"content": "hello"}}]}, "[DONE]"))
+
+    class OneAnswer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.rfile.read(2)
+            self.wfile.write(said_ok)
+            self.rfile.readline()  # of the next request, which is not answered
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OneAnswer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with Client() as client:
+                run = client.run(Target(server.server_address[1]), [{}] * 6, streams=2)
+        finally:
+            server.shutdown()
+    assert [(each.error, each.text) for each in run.answers] == [(None, "hello")] * 6
 
 
 # The works.
