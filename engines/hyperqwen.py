@@ -26,7 +26,7 @@ import threading
 import warnings
 from collections.abc import Coroutine, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from citadel.engine import EngineSpec, Need, Progress
 from citadel.errors import CitadelError, LlmUnavailable
@@ -38,6 +38,8 @@ from engines.hyperqwen_process import Processes
 if TYPE_CHECKING:
     from engines.hyperqwen_engine import VllmEngine
     from engines.hyperqwen_start import Built
+
+T = TypeVar("T")
 
 _LOG: Final = logging.getLogger("citadel.hyperqwen")
 
@@ -94,8 +96,7 @@ class Hyperqwen:
             progress(1.0)
             return built.engine()
         except BaseException as error:
-            reason = built.parts.processes.last_error() if isinstance(error, Exception) else None
-            await _to_the_end(built.parts.take_down())
+            reason = await _to_the_end(_given_up(built))
             if isinstance(error, LlmUnavailable):
                 raise
             if isinstance(error, Exception):
@@ -196,13 +197,20 @@ async def _undo(load: _Load, thread: asyncio.Future[Built]) -> None:
         await thread.result().parts.take_down()
 
 
-async def _to_the_end(work: Coroutine[None, None, None]) -> None:
+async def _given_up(built: Built) -> str | None:
+    """Take it down; returns the last error that it logged."""
+    reason = await asyncio.to_thread(built.parts.processes.last_error)
+    await built.parts.take_down()
+    return reason
+
+
+async def _to_the_end(work: Coroutine[None, None, T]) -> T:
     """Await `work` however often the caller is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task})
-    task.result()
+    return task.result()
 
 
 def _said(error: Exception) -> str:
