@@ -7,7 +7,7 @@
     hyperqwen_jobs.py      a job for it; hyperqwen_embed.py  one of embeddings
     hyperqwen_checkpoint.py  which models can be swapped in place; hyperqwen_swap.py  such a swap, and its check
     hyperqwen_child.py     what runs in those processes, so that they end with the server
-    hyperqwen_worker.py    what else runs there: the weights of a running model exchanged
+    hyperqwen_worker.py    what else runs there: missing tensors noticed, the weights of a running model exchanged
     gguf_weights.py        a GGUF file made into a checkpoint folder; hf_tokenizer.py  the tokenizer of such a folder
 
 Importing this module is cheap; vLLM and torch are imported by the first `load`, in its thread.

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 
 from citadel.engine import EngineSpec
 from citadel.errors import LlmUnavailable
-from engines import hyperqwen_worker
 
 Platform = Literal["cpu", "gpu"]
 
@@ -45,6 +44,11 @@ first job with log probabilities. Ours is one with every load; it took 4 to 10 s
 _DRAIN_S: Final = 3600
 """A terminal's Ctrl-C and a service manager's SIGTERM reach vLLM's processes as well as ours. They must then finish
 what runs, as the server does, which ends them itself when it has drained."""
+
+_WORKERS: Final = "engines.hyperqwen_worker.WeightSwap"
+CHECKED_FORMAT: Final = "citadel"
+"""Our part of vLLM's workers, and the loader that is registered when they import it. An owner who has workers or a
+loader of their own (`worker_extension_cls`, `load_format`) does without its check."""
 
 _RESERVED: Final = {"model": "source", "max_num_seqs": "slots", "disable_log_stats": None, "shutdown_timeout": None}
 """Options that are not the owner's to give here, with the key of models.toml that says the same."""
@@ -131,10 +135,12 @@ def make_plan(
         "kv_cache_memory_bytes": kv_bytes,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "worker_extension_cls": hyperqwen_worker.EXTENSION,
+        "worker_extension_cls": _WORKERS,
         "shutdown_timeout": _DRAIN_S,
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
+    if "worker_extension_cls" not in spec.options:
+        arguments["load_format"] = CHECKED_FORMAT
     if spec.task == "embed":
         arguments["runner"] = "pooling"
     if context is not None:

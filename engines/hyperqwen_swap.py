@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from citadel.errors import LlmUnavailable
 from engines import hyperqwen_embed
 from engines.gguf_weights import ensure_checkpoint
 from engines.hf_tokenizer import HfTokenizer, read_json
-from engines.hyperqwen_args import Platform
+from engines.hyperqwen_args import CHECKED_FORMAT, Platform
 from engines.hyperqwen_checkpoint import Answers, identity, swap_key
 from engines.hyperqwen_jobs import Limits
 from engines.hyperqwen_memory import revision
@@ -79,8 +80,8 @@ def describe(spec: EngineSpec, checkpoint: Path, tokenizer: HfTokenizer, config:
     return Model(spec, info, limits, swap_key(spec), identity(checkpoint))
 
 
-async def first_answer(llm: AsyncLLM, model: Model) -> list[float] | None:
-    """The log probabilities of a job of our own, before anybody's; None for a model that is not swapped anyway.
+async def first_answer(llm: AsyncLLM, model: Model) -> list[float]:
+    """Log probabilities of a job of our own, before anybody's; of a model that makes embeddings, one of those.
 
     vLLM keeps its list of tasks; asked for by a caller's job, after a death, it would be waited for for ever. And
     where the CPU has AMX, a process whose first prompt has a few tokens dies of an illegal instruction (vLLM 0.32);
@@ -95,25 +96,33 @@ async def first_answer(llm: AsyncLLM, model: Model) -> list[float] | None:
         await llm.collective_rpc("execute_dummy_batch")
     common = min(model.limits.vocabulary_size, _COMMON_TOKENS)
     prompt = [37 * place % common for place in range(min(_QUESTION_TOKENS, model.limits.context_length - 1))]
-    if model.key is not None:
-        answer = await _log_probabilities(llm, prompt)
-    elif task == "embed":
-        answer = await _exhausted(llm.encode(tokens_input(prompt), hyperqwen_embed.parameters(), _FIRST))
-    else:
-        answer = await _exhausted(llm.generate(tokens_input(prompt), SamplingParams(max_tokens=1), _FIRST))
+    answer = await (_vector(llm, prompt) if task == "embed" else _log_probabilities(llm, prompt, model))
+    if any(map(math.isnan, answer)):
+        await _blame_the_files(llm, model)
     await llm.reset_prefix_cache()
     return answer
 
 
-async def _exhausted(outputs: AsyncGenerator[object]) -> None:
-    async with aclosing(outputs):
-        async for _output in outputs:
-            continue
+async def _blame_the_files(llm: AsyncLLM, model: Model) -> None:
+    """Of an answer that is no numbers. It may be so for other reasons, which are not ours to judge by."""
+    if llm.vllm_config.load_config.load_format != CHECKED_FORMAT:
+        return
+    unwritten = cast("list[list[str]]", await llm.collective_rpc("unwritten"))
+    if names := sorted({name for worker in unwritten for name in worker}):
+        raise LlmUnavailable(model.name, f"its files do not have all of {', '.join(names)}")
 
 
-async def remember(model: Model, answer: list[float] | None) -> None:
+async def _vector(llm: AsyncLLM, prompt: Sequence[int]) -> list[float]:
+    vector: list[float] = []
+    async with aclosing(llm.encode(tokens_input(list(prompt)), hyperqwen_embed.parameters(), _FIRST)) as outputs:
+        async for output in outputs:
+            vector = cast("list[float]", output.outputs.data.tolist())
+    return vector
+
+
+async def remember(model: Model, answer: list[float]) -> None:
     """Keep what a freshly loaded engine answered, unless its files were changed meanwhile."""
-    if answer is not None and model.key is not None:
+    if model.key is not None:
         await asyncio.to_thread(_remember, model, model.key, answer)
 
 
@@ -150,9 +159,10 @@ async def _make_room(llm: AsyncLLM) -> None:
     await llm.wake_up(["weights"])
 
 
-async def _log_probabilities(llm: AsyncLLM, prompt: Sequence[int]) -> list[float]:
-    """Of each token of the prompt but the first, and of the one that follows."""
-    wanted = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, logprobs=0)
+async def _log_probabilities(llm: AsyncLLM, prompt: Sequence[int], model: Model) -> list[float]:
+    """Of the token that follows; before it, where swaps are checked by them, of each of the prompt but the first."""
+    of_prompt = None if model.key is None else 0
+    wanted = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=of_prompt, logprobs=0)
     answer: list[float] = []
     async with aclosing(llm.generate(tokens_input(list(prompt)), wanted, _FIRST)) as outputs:
         async for output in outputs:

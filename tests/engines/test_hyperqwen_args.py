@@ -17,7 +17,7 @@ from citadel.errors import LlmUnavailable
 from engines import hyperqwen_memory as memory
 from engines.gguf_header import NotGguf, parameters, read_header
 from engines.gguf_parts import read_table
-from engines.hyperqwen_args import Plan, check_options, check_workers, make_plan
+from engines.hyperqwen_args import CHECKED_FORMAT, Plan, check_options, check_workers, make_plan
 
 GB = 10**9
 CONFIG = {
@@ -84,6 +84,12 @@ def test_options_win():
     arguments = plan(enforce_eager=False, enable_chunked_prefill=True, quantization="awq").arguments
     assert (arguments["enforce_eager"], arguments["enable_chunked_prefill"]) == (False, True)
     assert arguments["quantization"] == "awq"
+
+
+def test_missing_tensors_are_looked_for_unless_the_owner_brings_workers_or_a_loader():
+    assert plan().arguments["load_format"] == CHECKED_FORMAT
+    assert plan(load_format="dummy").arguments["load_format"] == "dummy"
+    assert "load_format" not in plan(worker_extension_cls="mine.Worker").arguments
 
 
 def single(platform: Any, **options: Any):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,20 @@ async def an_answer_that_is_not_the_recorded_one_fails_the_swap(engine: Any, to:
     with pytest.raises(LlmUnavailable, match="answers otherwise"):
         await engine.swap_to(to)
     assert engine.dead is not None
+
+
+def test_an_expert_that_lacks_a_weight_is_told_from_what_no_expert_has() -> None:
+    with warnings.catch_warnings(action="ignore"):  # vLLM and torch give some about their own code
+        import torch  # noqa: PLC0415 - it takes seconds
+
+        from engines.hyperqwen_worker import some_lack  # noqa: PLC0415 - it imports vLLM
+
+    experts, nothing = torch.zeros(4, 2, 3), float("nan")
+    assert not some_lack(experts)
+    experts[:, 1] = nothing
+    assert not some_lack(experts), "as a part that this architecture does not use"
+    experts[:2] = 0.0
+    assert some_lack(experts)
 
 
 # Sleep mode, which no CPU has: a stand-in for vLLM takes note of what is asked of it.

@@ -30,11 +30,13 @@ async def test_models_swap_in_place_and_a_checkpoint_that_was_broken_since_never
 
         assert await answer(server, "one") == fresh["one"]
         weights = read_weights(folders["other"])
-        del weights["model.norm.weight"]  # of a linear layer vLLM would not miss it
+        del weights["model.layers.1.self_attn.k_proj.weight"]  # a third of a linear layer, which vLLM would not miss
         write_weights(folders["other"], weights)
         async with server.chat(model="other") as response:
             assert response.status == 502, await response.text()
-            assert (await response.json())["error"]["code"] == "llm-unavailable"
+            error = (await response.json())["error"]
+            assert error["code"] == "llm-unavailable"
+            assert "do not have all of model.layers.1.self_attn.qkv_proj.weight" in error["reason"]
         assert await answer(server, "one") == fresh["one"]
         assert await swaps(server) == {"one": 2, "other": 1}
         await server.services.registry.considered()
