@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from pathlib import Path
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from tests.conftest import events_of, first_event
 from tests.integrity import Delivered, drill
 from tests.models.served import SMOLLM2_LLAMA, SMOLLM2_VLLM, models_toml
-from tests.real.conftest import asking, engines_of, running
+from tests.real.conftest import RealServer, asking, engines_of, running
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 LONG = 900
 MODELS = models_toml(
@@ -76,41 +77,54 @@ async def unloaded(session: aiohttp.ClientSession, model: str) -> None:
             continue
 
 
-async def test_a_stopped_vllm_process_is_found_killed_and_replaced(tmp_path: Path) -> None:
-    async with running(tmp_path, MODELS) as (server, session):
-        await short(session, "vllm", Delivered())
-        async with drill(session, server.url, server.pid) as delivered:
-            async with streamed(session, "vllm") as victim:
-                await first_event(victim)
-                (stopped,) = engines_of(server)
-                stopped.send_signal(signal.SIGSTOP)
-                data, _ = await events_of(victim)
-                error = data[-1]["error"]
-                assert (error["code"], error["type"], error["model"]) == (502, "engine_restarted", "vllm")
-                assert error["reason"].startswith("no token for")
-                delivered.whole(data[-2]["usage"])
-            await short(session, "vllm", delivered)
-            assert not stopped.is_running()
-            (fresh,) = engines_of(server)
-            assert fresh.pid != stopped.pid
-    assert not fresh.is_running()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def drilled(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncGenerator[tuple[RealServer, aiohttp.ClientSession]]:
+    """One server for all drills here; no engine outlives it."""
+    async with running(tmp_path_factory.mktemp("drills"), MODELS) as (server, session):
+        yield server, session
+        engines = engines_of(server)
+    assert not [engine for engine in engines if engine.is_running()]
 
 
-@pytest.mark.parametrize("model", ["llama", "vllm"])
-async def test_a_client_may_leave_in_every_phase(tmp_path: Path, model: str) -> None:
-    async with running(tmp_path, MODELS) as (server, session):
-        await short(session, model, Delivered())
-        async with drill(session, server.url, server.pid) as delivered:
-            await unloaded(session, model)
-            await leave_the_queue(session, model, delivered)
-            await leave_the_load(session, model, delivered)
-            await short(session, model, delivered)
-            for _ in range(6):
-                await leave_the_prompt(session, model, delivered)
-                await leave_the_answer(session, model, delivered)
-                await leave_a_call(session, model, delivered)
-            await leave_the_slots(session, model, delivered)
-            await short(session, model, delivered)
+async def test_a_stopped_vllm_process_is_found_killed_and_replaced(
+    drilled: tuple[RealServer, aiohttp.ClientSession],
+) -> None:
+    server, session = drilled
+    await short(session, "vllm", Delivered())
+    async with drill(session, server.url, server.pid) as delivered:
+        async with streamed(session, "vllm") as victim:
+            await first_event(victim)
+            (stopped,) = engines_of(server)
+            stopped.send_signal(signal.SIGSTOP)
+            data, _ = await events_of(victim)
+            error = data[-1]["error"]
+            assert (error["code"], error["type"], error["model"]) == (502, "engine_restarted", "vllm")
+            assert error["reason"].startswith("no token for")
+            delivered.whole(data[-2]["usage"])
+        await short(session, "vllm", delivered)
+        assert not stopped.is_running()
+        (fresh,) = engines_of(server)
+        assert fresh.pid != stopped.pid
+
+
+@pytest.mark.parametrize("model", ["vllm", "llama"])
+async def test_a_client_may_leave_in_every_phase(drilled: tuple[RealServer, aiohttp.ClientSession], model: str) -> None:
+    server, session = drilled
+    await short(session, model, Delivered())
+    async with drill(session, server.url, server.pid) as delivered:
+        for each in ("llama", "vllm"):
+            await unloaded(session, each)
+        await leave_the_queue(session, model, delivered)
+        await leave_the_load(session, model, delivered)
+        await short(session, model, delivered)
+        for _ in range(6):
+            await leave_the_prompt(session, model, delivered)
+            await leave_the_answer(session, model, delivered)
+            await leave_a_call(session, model, delivered)
+        await leave_the_slots(session, model, delivered)
+        await short(session, model, delivered)
 
 
 async def leave_the_queue(session: aiohttp.ClientSession, model: str, delivered: Delivered) -> None:
