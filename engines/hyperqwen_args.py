@@ -38,8 +38,9 @@ _GUESSES: Final = {
 step. Not on a CPU: there vLLM itself warns of a loss, and the one answer that was timed was ten times slower."""
 
 _EAGER: Final = {"TORCHDYNAMO_DISABLE": "1"}
-"""Nothing is compiled on a CPU: vLLM would still have torch compile some lines of its own, by a C++ compiler, for the
-first job with log probabilities. Ours is one with every load; it took 4 to 10 s, and takes 0.3 s without."""
+"""Nothing is compiled on a CPU, where vLLM would still have torch compile some lines of its own, by a C++ compiler, at
+the first job with log probabilities. Every load ends with such a job: compiling took it 4 s, and 10 s the first time.
+As they stand, the lines take 0.6 ms of a step in which 8 jobs ask for log probabilities, and 9 ms with 64."""
 
 _DRAIN_S: Final = 3600
 """A terminal's Ctrl-C and a service manager's SIGTERM reach vLLM's processes as well as ours. They must then finish
