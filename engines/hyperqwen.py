@@ -131,14 +131,17 @@ class _Load:
             raise
         except Exception as error:
             raise LlmUnavailable(self._spec.model, str(error) or type(error).__name__) from error
+        finally:
+            # Some module keeps the frames that first imported vLLM, and so us: not the processes with their pipes, too.
+            self._processes = None
 
     def kill(self) -> None:
         """Make `run` end soon: it raises, or returns what must be taken down. To be called until it has."""
         self._cancelled = True
         if self._conversion is not None:
             self._conversion.kill()
-        if self._processes is not None:
-            self._processes.kill()
+        if (processes := self._processes) is not None:
+            processes.kill()
 
     def _set_conversion(self, process: subprocess.Popen[str]) -> None:
         self._conversion = process

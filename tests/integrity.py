@@ -20,8 +20,8 @@ PATIENCE_S: Final = 60
 SPARE_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 """The event loop's pool makes threads when it wants them, up to so many, and keeps them."""
 SPARE_DESCRIPTORS: Final = 3
-"""A process holds two more from its second vLLM on, and then as many after each (the tests of many swaps look for any
-that grow with their number); and a connection of the drill's own may be open yet."""
+"""A connection of the drill's own may be open yet, and the two pipes of a process that was ended until what remembers
+it is collected."""
 
 
 @dataclass(frozen=True)
