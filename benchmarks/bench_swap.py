@@ -1,7 +1,9 @@
 """How long a model that is not loaded takes to its first token: cold, restarted for another one, swapped in place.
 
 - cold: a server just started is asked for a model, on llama.cpp and on vLLM; beside it a bare script that imports,
-  loads and makes one token, from its start. At most 50 ms more than the script, or 1.05 of it, are asked for.
+  loads and makes one token, from its start (`first_token.py`). At most 50 ms more than the script, or 1.05 of it, are
+  asked for. For vLLM there are two scripts: one on AsyncLLM, which has an engine in a process of its own, as Citadel
+  has; and one on LLM, all in one process, so that vLLM is imported only once.
 - in place: two checkpoints of one architecture on vLLM, and memory for one. Each request is for the other one.
 - restart: the same, but one of the two has other settings, so that vLLM must be restarted. A swap in place is to be 20
   times faster than that.
@@ -26,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,72 +36,38 @@ import aiohttp
 import psutil
 
 from benchmarks import report
+from benchmarks.servers import CACHE, CONTEXT, vllm_plan
 from engines.gguf_weights import ensure_checkpoint
 from tests.models.checkpoints import make, reordered
 from tests.models.served import SMOLLM2_LLAMA, models_toml, smollm2_gguf
 from tests.process import ROOT, Process
 
-CHECKPOINTS: Final = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "citadel" / "checkpoints"
-SLOTS, CONTEXT = 8, 2048
+CHECKPOINTS: Final = CACHE / "checkpoints"
+SLOTS: Final = 8
 GPU: Final = {"ram_limit_gb": 3.0}
 """Room for one model on vLLM, and for the one on llama.cpp."""
 PROMPT: Final = "Say hello in five words."
-THREADS: Final = max(1, len(os.sched_getaffinity(0)) - 1)
+BARE: Final = {"llama": ("llama",), "vllm": ("asyncllm", "llm")}
+"""The bare scripts beside each engine."""
 
 
 # -- bare scripts
 
 
-def bare_llama(model: str) -> None:
-    from llama_cpp import Llama, llama_cpp  # noqa: PLC0415 - to import it is part of what is measured
-
-    defaults = llama_cpp.llama_model_default_params
-
-    def without_amx() -> Any:
-        """llama.cpp 0.3.36 crashes in its AMX kernels; Citadel leaves them out as well."""
-        settings = defaults()
-        settings.use_extra_bufts = False
-        return settings
-
-    llama_cpp.llama_model_default_params = without_amx
-    llm = Llama(model, n_ctx=CONTEXT, n_threads=1, verbose=False)
-    for _piece in llm.create_chat_completion([{"role": "user", "content": PROMPT}], max_tokens=2, stream=True):
-        print("token", flush=True)
-
-
-def bare_vllm(model: str) -> None:
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "OMP_NUM_THREADS": str(THREADS),
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CONFIGURE_LOGGING": "0",
-    }
-    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - to import it is part of what is measured
-    from vllm.sampling_params import SamplingParams  # noqa: PLC0415
-    from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
-
-    async def first_token() -> None:
-        settings = {"max_model_len": CONTEXT, "max_num_seqs": SLOTS, "kv_cache_memory_bytes": 100 << 20}
-        llm = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(model, **settings, enforce_eager=True, disable_log_stats=True, use_tqdm_on_load=False)
-        )
-        text = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
-        async with aclosing(llm.generate(text, SamplingParams(max_tokens=1), "first")) as outputs:
-            async for _output in outputs:
-                print("token", flush=True)
-        llm.shutdown(timeout=0.2)
-
-    asyncio.run(first_token())
-
-
-BARE: Final = {"llama": bare_llama, "vllm": bare_vllm}
-
-
-def bare(engine: str, model: Path) -> float:
-    """Seconds from the script's start to its first token."""
+def bare(kind: str, model: Path) -> float:
+    """Seconds from its start to its first token. vLLM gets the arguments and the environment of the adapter."""
+    given, prompt, environment = str(model), PROMPT, dict(os.environ)
+    if kind != "llama":
+        _spec, _checkpoint, plan = vllm_plan(SLOTS)
+        given = json.dumps(dict(plan.arguments))
+        prompt = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
+        environment |= plan.environment
+    command = [sys.executable, "benchmarks/first_token.py", kind, given, prompt]
+    environment["PYTHONPATH"] = str(ROOT)
     began = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.bench_swap", "--bare", engine, "--model", str(model)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as script:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as script:
         assert script.stdout is not None
         while (line := script.stdout.readline()) != "token\n":
             assert line, "the script ended without a token"
@@ -170,7 +138,8 @@ async def cold(checkpoint: Path, rounds: int) -> dict[str, list[float]]:
     for _ in range(rounds):
         for engine, settings in models.items():
             weights = checkpoint if engine == "vllm" else smollm2_gguf()
-            times.setdefault(f"{engine}, bare", []).append(await asyncio.to_thread(bare, engine, weights))
+            for script in BARE[engine]:
+                times.setdefault(f"{script}, bare", []).append(await asyncio.to_thread(bare, script, weights))
             async with server({engine: settings}) as started:
                 times.setdefault(f"{engine}, cold", []).append(await started.first_token(engine))
     return times
@@ -200,11 +169,11 @@ async def swaps(checkpoint: Path, other: Path, rounds: int) -> dict[str, list[fl
 def rows(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     median = {name: statistics.median(all_) for name, all_ in times.items()}
     found = []
-    for engine in ("llama", "vllm"):
-        if f"{engine}, cold" in median:
-            ours, base = median[f"{engine}, cold"], median[f"{engine}, bare"]
+    for engine in BARE:
+        for script in BARE[engine] if f"{engine}, cold" in median else ():
+            ours, base = median[f"{engine}, cold"], median[f"{script}, bare"]
             met = ours <= max(base + 0.05, base * 1.05)
-            found.append(row(f"{engine}, cold", ours, "bare script", base, ours / base, "+50 ms or 1.05", met))
+            found.append(row(f"{engine}, cold", ours, f"bare {script}", base, ours / base, "+50 ms or 1.05", met))
     if times.get("in place"):
         ours, base = median["in place"], median["restart"]
         found.append(row("vllm, in place", ours, "restart", base, base / ours, "20 times faster", base >= 20 * ours))
@@ -261,12 +230,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="each of six swaps in place and two restarts")
     parser.add_argument("--cold-rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--bare", choices=BARE, help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.bare:
-        BARE[arguments.bare](arguments.model)
-        return
     times = asyncio.run(measure(arguments.rounds, arguments.cold_rounds))
     result = {"rows": rows(times), "times": times}
     save(result)

@@ -69,9 +69,9 @@ def vllm_model() -> str:
     return f"{head}max_parallel = 512\ncontext_length = {CONTEXT}\n"
 
 
-def vllm_plan() -> tuple[EngineSpec, Path, Plan]:
+def vllm_plan(slots: int = VLLM_SLOTS) -> tuple[EngineSpec, Path, Plan]:
     """How the adapter would start vLLM for `vllm_model`: what every other user of vLLM here is given, too."""
-    spec = EngineSpec("smollm2", gguf(), "batch", VLLM_SLOTS, CONTEXT, None, CACHE / "checkpoints")
+    spec = EngineSpec("smollm2", gguf(), "batch", slots, CONTEXT, None, CACHE / "checkpoints")
     checkpoint = ensure_checkpoint(spec.source, spec.cache_dir, lambda _done: None)
     cores = physical_cores(os.sched_getaffinity(0))
     return spec, checkpoint, make_plan(spec, checkpoint, "cpu", CONTEXT, kv_bytes(spec, "cpu"), cores, os.environ)
