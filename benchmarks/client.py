@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import json
 import subprocess
 import sys
 import time
@@ -63,7 +62,6 @@ class Client:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
         self.pid: Final = self._process.pid
 
@@ -84,7 +82,7 @@ class Client:
         plan = {"target": asdict(target), "bodies": bodies, "streams": streams, "at": at}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(plan) + "\n")
+        self._process.stdin.write(orjson.dumps(plan) + b"\n")
         self._process.stdin.flush()
         found = orjson.loads(self._process.stdout.readline())
         answers = [Answer(**{**each, "arrivals": tuple(each["arrivals"])}) for each in found["answers"]]
@@ -308,9 +306,9 @@ async def _run(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _work() -> None:
-    for line in sys.stdin:
-        found = uvloop.run(_run(json.loads(line)))
-        sys.stdout.write(orjson.dumps(found).decode() + "\n")
+    for line in sys.stdin.buffer:
+        found = uvloop.run(_run(orjson.loads(line)))
+        sys.stdout.buffer.write(orjson.dumps(found) + b"\n")
         sys.stdout.flush()
 
 
