@@ -91,15 +91,13 @@ class Client:
 
 def ceiling(client: Client, streams: int = 64, pieces: int = 500) -> float:
     """Pieces a second that the client takes from a server that only writes prepared ones."""
-    static = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.client", "static", str(pieces)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert static.stdout is not None
-        run = client.run(Target(int(static.stdout.readline())), [{}] * streams, streams=streams)
-    finally:
-        static.terminate()
-        static.wait()
+    command = [sys.executable, "-m", "benchmarks.client", "static", str(pieces)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as static:
+        try:
+            assert static.stdout is not None
+            run = client.run(Target(int(static.stdout.readline())), [{}] * streams, streams=streams)
+        finally:
+            static.terminate()
     return run.pieces / run.wall_s
 
 
@@ -306,10 +304,12 @@ async def _run(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _work() -> None:
-    for line in sys.stdin.buffer:
-        found = uvloop.run(_run(orjson.loads(line)))
-        sys.stdout.buffer.write(orjson.dumps(found) + b"\n")
-        sys.stdout.flush()
+    # Not sys.stdout: where PYTHONUNBUFFERED is set, it drops what a pipe does not take at once.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        for line in sys.stdin.buffer:
+            found = uvloop.run(_run(orjson.loads(line)))
+            out.write(orjson.dumps(found) + b"\n")
+            out.flush()
 
 
 async def _static(pieces: int) -> None:

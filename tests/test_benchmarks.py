@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.client import Client, Target, read
+from benchmarks.client import Client, Target, ceiling, read
 from benchmarks.measure import (
     Answer,
     Bounds,
@@ -182,6 +182,13 @@ def test_a_request_on_a_connection_that_its_server_gave_up_is_sent_again_on_a_ne
         finally:
             server.shutdown()
     assert [(each.error, each.text) for each in run.answers] == [(None, "hello")] * 6
+
+
+def test_a_run_of_many_pieces_comes_whole_where_output_is_not_buffered(monkeypatch: pytest.MonkeyPatch):
+    """It is a line of megabytes, in a pipe that takes some kilobytes at once."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    with Client() as client:
+        assert ceiling(client, streams=64, pieces=2000) > 0
 
 
 # The works.
