@@ -243,7 +243,8 @@ class Terminal:
     def __init__(self, server: Serving, *words: str) -> None:
         self._screen, inner = os.openpty()
         given = {"PYTHONPATH": str(ROOT), "TERM": "dumb", "CITADEL_URL": server.url, "CITADEL_API_KEY": server.key}
-        command = [sys.executable, "-m", "citadel", "chat", *words]
+        # Ctrl-C is ignored by what a shell has started in the background, and by all that this starts in turn.
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "citadel", "chat", *words]
         self._process = subprocess.Popen(
             command, stdin=inner, stdout=inner, stderr=inner, env={**os.environ, **given}, start_new_session=True
         )
