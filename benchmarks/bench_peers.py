@@ -209,6 +209,14 @@ WORKS: Final[dict[str, Work]] = {
         server=("-np", str(SLOTS), "-c", str(SLOTS * servers.CONTEXT)),
         citadel={"slots": SLOTS},
     ),
+    "conversations_uncached": Work(
+        conversations,
+        (CITADEL, LLAMA_SERVER),
+        (Aim("prompt tokens computed", LLAMA_SERVER, 0.5, at_most=True),),
+        short=1,
+        server=("-np", str(SLOTS), "-c", str(SLOTS * servers.CONTEXT), "--cache-ram", "0"),
+        citadel={"slots": SLOTS},
+    ),
     "vllm": Work(
         vllm_streams,
         (CITADEL, ASYNCLLM, VLLM),
