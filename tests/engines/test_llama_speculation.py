@@ -56,7 +56,7 @@ class ExactContext:
     Mostly what followed the last two tokens before is likely, so that some guesses are right and some wrong.
     """
 
-    batch_size, sequences, cells, can_trim, window, can_share = 64, 4, 600, True, 0, True
+    batch_size, sequences, cells, can_trim, window, copied, can_share = 64, 4, 600, True, 0, 0, True
 
     def __init__(self) -> None:
         self.held: list[list[int]] = [[] for _ in range(self.sequences)]
