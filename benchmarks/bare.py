@@ -24,7 +24,7 @@ import uvloop
 
 from benchmarks.client import ROOT, Run
 from benchmarks.measure import Answer
-from benchmarks.servers import CACHE, CONTEXT, LLAMA_SLOTS, Measured, gguf, vllm_plan
+from benchmarks.servers import CHECKPOINTS, CONTEXT, LLAMA_SLOTS, Measured, gguf, vllm_plan
 from citadel.engine import EngineSpec, Job, Sampling
 
 Generate = Callable[[str, Sequence[int], int], AsyncGenerator[int, None]]
@@ -104,7 +104,7 @@ async def _adapter(kind: str) -> tuple[Generate, Callable[[], Any]]:
     if kind == "hyperqwen":
         spec = vllm_plan()[0]
     else:
-        spec = EngineSpec("smollm2", gguf(), None, LLAMA_SLOTS, CONTEXT, None, CACHE / "checkpoints", {"n_threads": 2})
+        spec = EngineSpec("smollm2", gguf(), None, LLAMA_SLOTS, CONTEXT, None, CHECKPOINTS, {"n_threads": 2})
     engine = await adapter(kind).load(spec, lambda _done: None)
 
     async def generate(name: str, prompt: Sequence[int], tokens: int) -> AsyncGenerator[int, None]:

@@ -20,7 +20,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final, Protocol
 
@@ -189,6 +189,15 @@ class Work:
     citadel: Mapping[str, Any] | None = None
 
 
+_CONVERSATIONS: Final = Work(
+    conversations,
+    (CITADEL, LLAMA_SERVER),
+    (Aim("prompt tokens computed", LLAMA_SERVER, 0.5, at_most=True),),
+    short=1,
+    server=("-np", str(SLOTS), "-c", str(SLOTS * servers.CONTEXT)),
+    citadel={"slots": SLOTS},
+)
+
 WORKS: Final[dict[str, Work]] = {
     "independent": Work(
         independent,
@@ -201,22 +210,8 @@ WORKS: Final[dict[str, Work]] = {
     ),
     "shared_prefix": Work(shared_prefix, (CITADEL, LLAMA_SERVER), (Aim("tok/s", LLAMA_SERVER, 4.5),), short=3),
     "gap": Work(gap, (CITADEL, LLAMA_SERVER), (Aim("worst gap s", LLAMA_SERVER, 0.2, at_most=True),), short=3),
-    "conversations": Work(
-        conversations,
-        (CITADEL, LLAMA_SERVER),
-        (Aim("prompt tokens computed", LLAMA_SERVER, 0.5, at_most=True),),
-        short=1,
-        server=("-np", str(SLOTS), "-c", str(SLOTS * servers.CONTEXT)),
-        citadel={"slots": SLOTS},
-    ),
-    "conversations_uncached": Work(
-        conversations,
-        (CITADEL, LLAMA_SERVER),
-        (Aim("prompt tokens computed", LLAMA_SERVER, 0.5, at_most=True),),
-        short=1,
-        server=("-np", str(SLOTS), "-c", str(SLOTS * servers.CONTEXT), "--cache-ram", "0"),
-        citadel={"slots": SLOTS},
-    ),
+    "conversations": _CONVERSATIONS,
+    "conversations_uncached": replace(_CONVERSATIONS, server=(*_CONVERSATIONS.server, "--cache-ram", "0")),
     "vllm": Work(
         vllm_streams,
         (CITADEL, ASYNCLLM, VLLM),

@@ -36,13 +36,12 @@ import aiohttp
 import psutil
 
 from benchmarks import report
-from benchmarks.servers import CACHE, CONTEXT, vllm_plan
+from benchmarks.servers import CHECKPOINTS, CONTEXT, vllm_plan
 from engines.gguf_weights import ensure_checkpoint
 from tests.models.checkpoints import make, reordered
 from tests.models.served import SMOLLM2_LLAMA, models_toml, smollm2_gguf
 from tests.process import ROOT, Process
 
-CHECKPOINTS: Final = CACHE / "checkpoints"
 SLOTS: Final = 8
 GPU: Final = {"ram_limit_gb": 3.0}
 """Room for one model on vLLM, and for the one on llama.cpp."""

@@ -45,7 +45,7 @@ CONTEXT: Final = 2048
 LLAMA_SLOTS: Final = 16
 VLLM_SLOTS: Final = 64
 EOS: Final = 2
-CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "citadel"
+CHECKPOINTS: Final = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "citadel" / "checkpoints"
 LIMITS: Final = "[limits]\nopen_calls = 512\nopen_per_member = 512\n"
 
 
@@ -71,7 +71,7 @@ def vllm_model() -> str:
 
 def vllm_plan(slots: int = VLLM_SLOTS) -> tuple[EngineSpec, Path, Plan]:
     """How the adapter would start vLLM for `vllm_model`: what every other user of vLLM here is given, too."""
-    spec = EngineSpec("smollm2", gguf(), "batch", slots, CONTEXT, None, CACHE / "checkpoints")
+    spec = EngineSpec("smollm2", gguf(), "batch", slots, CONTEXT, None, CHECKPOINTS)
     checkpoint = ensure_checkpoint(spec.source, spec.cache_dir, lambda _done: None)
     cores = physical_cores(os.sched_getaffinity(0))
     return spec, checkpoint, make_plan(spec, checkpoint, "cpu", CONTEXT, kv_bytes(spec, "cpu"), cores, os.environ)

@@ -41,7 +41,7 @@ def show_plan(options: argparse.Namespace) -> int:
 
 def _calibrate(options: argparse.Namespace) -> None:
     """What is measured goes to stderr as it comes, so that --json stays JSON."""
-    folder = options.data_dir or _data_dir(_config(options))
+    folder = _data_dir(options, _config(options))
     rates = plan_rates.measure(folder, lambda line: print(line, file=sys.stderr, flush=True))
     print(f"kept in {plan_rates.keep(folder, rates)}", file=sys.stderr)
 
@@ -89,7 +89,7 @@ def _spec(options: argparse.Namespace, config: Config | None) -> tuple[EngineSpe
         engine = settings.engine
     else:
         path = _file(options.model, config)
-        data_dir = options.data_dir or _data_dir(config)
+        data_dir = _data_dir(options, config)
         spec, engine = EngineSpec(path.stem, path, None, 1, None, None, data_dir, data_dir=data_dir), "strata"
     changed = {"slots": options.slots, "context_length": options.context}
     return replace(spec, **{key: value for key, value in changed.items() if value is not None}), engine
@@ -112,8 +112,8 @@ def _config(options: argparse.Namespace) -> Config | None:
     return config_of(options) if options.config.exists() else None
 
 
-def _data_dir(config: Config | None) -> Path:
-    return config.server.data_dir if config else default_data_dir()
+def _data_dir(options: argparse.Namespace, config: Config | None) -> Path:
+    return options.data_dir or (config.server.data_dir if config else default_data_dir())
 
 
 def _free(options: argparse.Namespace, config: Config | None) -> Need:

@@ -77,15 +77,14 @@ class _Connection(web.RequestHandler):
         if len(self._begun) < _ENOUGH_BYTES:
             self._begun += data[:_ENOUGH_BYTES]
         super().data_received(data)
-        seen = self._ended + data
-        self._ended = seen[-len(_END) :]
+        before_these, self._ended = self._ended, (self._ended + data[-len(_END) :])[-len(_END) :]
         if new := self._request_count > before:
             message, self._body = self._messages[-1]
             self._length = _length(message)
             self._forget_head()
         if (new or data) and self._head_timer is None and self._body_is_whole():
             of_body = self._length if new else self._body_bytes() - body_before
-            if not _ends_a_request(seen, len(data), of_body, self._length):
+            if not _ends_a_request(before_these + data, len(data), of_body, self._length):
                 self._expect_head()
 
     def _body_bytes(self) -> int:

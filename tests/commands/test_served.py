@@ -275,13 +275,15 @@ class Terminal:
         """Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
-    async def waits_for_a_key(self) -> None:
-        """After a prompt was seen. Between showing it and waiting, Python's readline does not hear a Ctrl-C before the
-        next key; with others on its core the process may stay there for long."""
+    async def interrupt_at(self, prompt: str) -> None:
+        """Between showing a prompt and waiting, Python's readline does not hear a Ctrl-C before the next key; with
+        others on its core the process may stay there for long."""
+        await self.until(prompt)
         process = psutil.Process(self._process.pid)
         async with asyncio.timeout(PATIENCE_S):
             while process.status() != psutil.STATUS_SLEEPING:  # noqa: ASYNC110 - nobody could set an event
                 await asyncio.sleep(0.01)
+        self.interrupt()
 
     async def end(self) -> int:
         os.write(self._screen, b"\x04")
@@ -313,15 +315,11 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation(server: Serving,
                 pass
         talk.type("please think")
         assert "a thought" in await talk.until("the answer")
-        await talk.until("\n> ")
-        await talk.waits_for_a_key()
-        talk.interrupt()
+        await talk.interrupt_at("\n> ")
         await talk.until("Ctrl-D ends")
         await talk.until("\n> ")
         talk.type("the weather")
-        await talk.until("result of weather: ")
-        await talk.waits_for_a_key()
-        talk.interrupt()
+        await talk.interrupt_at("result of weather: ")
         await talk.until("stopped")
         await talk.until("\n> ")
         talk.type("/model nope")
