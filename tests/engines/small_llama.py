@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 
 from engines.hf_tokenizer import _BYTE_ALPHABET
+from tests.models.gguf_file import finish
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -47,8 +48,5 @@ def write(path: Path, seed: int = 0, *, pre: str = "gpt-2", parts: int = 1) -> P
         shapes |= {f"blk.{layer}.{name}_norm": (WIDTH,) for name in ("attn", "ffn")}
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", random.normal(0, 0.1, shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

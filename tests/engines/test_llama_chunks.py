@@ -16,6 +16,7 @@ from rigs import SMOLLM2
 from citadel.engine import EngineSpec
 from engines.llama_chunks import CHUNK_BYTES, Special, chunks, cuts_of
 from engines.llama_text import Tokenizer, specials
+from tests.models.gguf_file import finish
 
 TINY = Path(__file__).parent.parent / "models" / "tiny.gguf"
 WORDS = [
@@ -61,10 +62,7 @@ def pieces_vocabulary(path: Path) -> Path:
     for name in ("context_length", "embedding_length", "block_count", "feed_forward_length", "head_count"):
         getattr(writer, f"add_{name}")(64)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.models.gguf_file import finish
+
 WORDS = ("the", "cat", "sat", "on", "mat", "dog", "ran", "far", "away", "s", "a")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENS = (*SPECIAL, *(f"▁{word}" for word in WORDS), *(chr(letter) for letter in range(ord("a"), ord("z") + 1)))
@@ -51,8 +53,5 @@ def write(path: Path, *, pooling: gguf.PoolingType | None = gguf.PoolingType.CLS
     for name in norms:
         writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
         writer.add_tensor(f"{name}.bias", np.zeros(WIDTH, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

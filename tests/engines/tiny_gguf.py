@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from rigs import SMOLLM2
 
+from tests.models.gguf_file import finish
+
 _WIDTH, _LAYERS, _FORWARD, _HEAD = 64, 4, 128, 16
 _VOCABULARY_KEYS = {
     "tokenizer.ggml.model": "add_tokenizer_model",
@@ -54,10 +56,7 @@ def write_model(path: Path, architecture: str) -> None:
     ones("token_embd_norm" if architecture == "lfm2" else "output_norm")
     layers = {"gemma3": _sliding_window, "mamba": _recurrent, "lfm2": _hybrid}[architecture]
     layers(writer, tensor, ones, random)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _sliding_window(writer: Any, tensor: Any, ones: Any, _random: np.random.Generator) -> None:

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from . import tokenizer as tokens
 from .generate import END, TEMPLATE
+from .gguf_file import finish
 from .train import new_model
 
 HERE: Final = Path(__file__).parent
@@ -68,10 +69,7 @@ def write_gguf(model: Qwen3ForCausalLM, tokenizer: Tokenizer, file: Path) -> Non
         else:
             bits = value.bfloat16().view(torch.uint16).numpy()
             writer.add_tensor(gguf_name(name), bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _config(model: Qwen3ForCausalLM) -> Qwen3Config:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.models.gguf_file import finish
+
 Matrix = Callable[[Any, str, tuple[int, ...]], None]
 """Adds a matrix of weights to the writer, by its name and shape."""
 
@@ -62,10 +64,7 @@ def write(path: Path, model: Moe, vocabulary: Vocabulary, matrix: Matrix, templa
     writer.add_expert_used_count(model.used)
     writer.add_expert_feed_forward_length(model.forward)
     _add_weights(writer, model, len(vocabulary.tokens), matrix)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
