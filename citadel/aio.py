@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def merge(generators: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all of them as they come. The first error ends it; on every way out all of them are closed."""
-    pending = {asyncio.ensure_future(anext(each)): each for each in generators}
+async def merge(
+    generators: Sequence[AsyncGenerator[T, None]], ended: Callable[[int], bool]
+) -> AsyncGenerator[tuple[int, T], None]:
+    """Items of all of them as they come, each with its generator's index. The first error ends it.
+
+    A generator is closed when `ended` says so after one of its items, and all of them are on every way out.
+    """
+    pending = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(generators)}
     try:
         while pending:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                source = pending.pop(task)
+                index = pending.pop(task)
                 try:
                     item = task.result()
                 except StopAsyncIteration:
                     continue
-                pending[asyncio.ensure_future(anext(source))] = source
-                yield item
+                yield index, item
+                if ended(index):
+                    await generators[index].aclose()
+                else:
+                    pending[asyncio.ensure_future(anext(generators[index]))] = index
     finally:
         for task in pending:
             task.cancel()

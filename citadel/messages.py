@@ -224,4 +224,5 @@ class Embedded:
     usage: Usage
 
 
-CallEvent = Waiting | Started | Delta | Embedded | Done
+AnswerEvent = Started | Delta | Embedded | Done
+CallEvent = Waiting | AnswerEvent

@@ -9,6 +9,7 @@ A call is measured from outside, by the events of its answer, so nothing on the 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from citadel.errors import CitadelError
-from citadel.messages import CallEvent, Delta, Done, Embedded, Started, Usage
+from citadel.messages import Usage
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MINUTES: Final = 60
@@ -138,11 +139,11 @@ class Metrics:
         except CitadelError as error:
             outcome = error.row.code
             raise
-        except GeneratorExit:
+        except (ConnectionError, asyncio.CancelledError):
             outcome = "client_gone"
             raise
-        except BaseException as error:
-            outcome = "internal" if isinstance(error, Exception) else "client_gone"
+        except BaseException:
+            outcome = "internal"
             raise
         finally:
             self._open.discard(measured)
@@ -151,11 +152,9 @@ class Metrics:
             for kind in ("prompt", "completion", "cached", "reasoning"):
                 self._tokens.labels(model, kind).inc(getattr(usage, kind))
 
-    def saw(self, measured: Measured, event: CallEvent) -> None:
-        """The next event of the call's answer."""
-        if not isinstance(event, (Started, Delta, Embedded, Done)):
-            return
-        made, measured.usage = event.usage.completion - measured.usage.completion, event.usage
+    def saw(self, measured: Measured, usage: Usage) -> None:
+        """What the call has used by now, with the next event of its answer."""
+        made, measured.usage = usage.completion - measured.usage.completion, usage
         if made <= 0:
             return
         now, answers = time.monotonic(), measured.answers

@@ -7,7 +7,7 @@ takes is taken by an `async with` or `with` below, and given back in the opposit
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
@@ -22,6 +22,7 @@ from citadel.config import Model, SamplingDefaults
 from citadel.engine import EmbedJob, EngineInfo, Job, Piece, Sampling, Tokenizer
 from citadel.errors import BadRequest, ContextLengthExceeded, EngineRestarted, LlmUnavailable, ModelNotFound
 from citadel.messages import (
+    AnswerEvent,
     CallEvent,
     ChatRequest,
     Delta,
@@ -29,7 +30,6 @@ from citadel.messages import (
     Embedded,
     EmbedRequest,
     Started,
-    TextEvent,
     Usage,
 )
 from citadel.metrics import Metrics
@@ -70,6 +70,9 @@ class Call(Generic[R]):
 AnyCall = Call[ChatRequest] | Call[EmbedRequest]
 Texts = list[Sequence[int]]
 """Of a call for embeddings: the tokens of each input."""
+Say = Callable[[CallEvent], Awaitable[None]]
+"""Takes the next event of an answer. It must not wait for a reader, since the engine's next piece waits for it."""
+SayAnswer = Callable[[AnswerEvent], Awaitable[None]]
 
 
 class Pipeline:
@@ -83,8 +86,11 @@ class Pipeline:
         self._warm = False
         """Whether the template renderer has been imported."""
 
-    async def run(self, call: AnyCall) -> AsyncGenerator[CallEvent, None]:
-        """Events of the answer. What is raised before the first event can still have a status of its own."""
+    async def run(self, call: AnyCall, say: Say) -> None:
+        """Say the events of the answer. What is raised before the first event can still have a status of its own.
+
+        A `say` that raises ends the call; ConnectionError: there is nobody left to answer.
+        """
         request = call.request
         with self._metrics.call(request.model) as measured:
             settings = self._settings(request)
@@ -98,16 +104,19 @@ class Pipeline:
                     every_s = self._registry.config.server.comment_s
                     async with aclosing(self._registry.wait(ticket, call.wait_s, every_s)) as waiting:
                         async for status in waiting:
-                            yield status
+                            await say(status)
                     if prompt is None:  # the weights came only now, and the tokenizer with them
                         prompt = await self._prompt(call, settings, await self._registry.prepare(request.model))
                     reservation.prompt_ready = reservation.model_ready = True
+
+                    async def answer(event: AnswerEvent) -> None:
+                        """What was made so far is paid for, however the call ends."""
+                        _charge(reservation, event)
+                        self._metrics.saw(measured, event.usage)
+                        await say(event)
+
                     try:
-                        async with aclosing(self._answer(call, settings, prompt, ticket)) as answer:
-                            async for event in answer:
-                                _charge(reservation, event)
-                                self._metrics.saw(measured, event)
-                                yield event
+                        await self._answer(call, settings, prompt, ticket, answer)
                     except EngineRestarted as error:
                         reason = ticket.failure or str(error.fields["reason"])
                         raise EngineRestarted(request.model, reason) from error
@@ -192,30 +201,31 @@ class Pipeline:
         used = self._formats.get((model, False)) or self._formats.get((model, True))
         return used.name if used is not None else (None if name == "auto" else name)
 
-    def _answer(
-        self, call: AnyCall, settings: Model, prompt: Prompt | Texts, ticket: Ticket
-    ) -> AsyncGenerator[CallEvent, None]:
+    async def _answer(
+        self, call: AnyCall, settings: Model, prompt: Prompt | Texts, ticket: Ticket, say: SayAnswer
+    ) -> None:
         if isinstance(prompt, Prompt):
             assert isinstance(call.request, ChatRequest)
-            return self._generate(call.id, call.request, settings, prompt, ticket)
-        return self._embed(call.id, prompt, ticket)
+            await self._generate(call.id, call.request, settings, prompt, ticket, say)
+        else:
+            await self._embed(call.id, prompt, ticket, say)
 
-    async def _embed(self, id_: str, texts: Texts, ticket: Ticket) -> AsyncGenerator[CallEvent, None]:
+    async def _embed(self, id_: str, texts: Texts, ticket: Ticket, say: SayAnswer) -> None:
         engine, usage, unread, made = ticket.engine, Usage(), sum(map(len, texts)), 0
         self._registry.listen(ticket, unread)
         async with aclosing(engine.embed(EmbedJob(id_, texts))) as vectors:
             async for vector in vectors:
                 self._registry.heard(ticket)
                 if made == 0:
-                    yield Started(engine.info.fingerprint, usage)
+                    await say(Started(engine.info.fingerprint, usage))
                 usage, made = Usage(prompt=usage.prompt + len(texts[made])), made + 1
-                yield Embedded(vector, usage)
+                await say(Embedded(vector, usage))
                 self._registry.listen(ticket, unread - usage.prompt)
-        yield Done(usage)
+        await say(Done(usage))
 
     async def _generate(
-        self, id_: str, request: ChatRequest, settings: Model, prompt: Prompt, ticket: Ticket
-    ) -> AsyncGenerator[CallEvent, None]:
+        self, id_: str, request: ChatRequest, settings: Model, prompt: Prompt, ticket: Ticket, say: SayAnswer
+    ) -> None:
         engine = ticket.engine
         sampling = _sampling(request, settings, engine.info, len(prompt.token_ids))
         readers = [Reader(prompt.reading) for _ in range(request.n)]
@@ -228,22 +238,35 @@ class Pipeline:
             engine.generate(job) if budget is None else reasoning.bounded(engine, job, reader, budget)
             for job, reader in zip(jobs, readers, strict=True)
         ]
-        choices = [_read(index, readers[index], output) for index, output in enumerate(outputs)]
         usage, started = Usage(prompt=len(prompt.token_ids)), False
+
+        async def take(choice: int, piece: Piece) -> bool:
+            """Whether more is wanted of the choice: an engine is stopped as soon as the answer is complete."""
+            nonlocal usage, started
+            self._registry.heard(ticket)
+            if not started:
+                started = True
+                await say(Started(engine.info.fingerprint, usage))
+            reader = readers[choice]
+            events = reader.feed(piece)
+            usage = _usage(usage, readers, piece)
+            for event in events:
+                await say(Delta(choice, event, usage))
+            return not reader.finished
+
         self._registry.listen(ticket, len(prompt.token_ids))
-        async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as answer:
-            async for choice, events, piece in answer:
-                self._registry.heard(ticket)
-                if not started:
-                    started = True
-                    yield Started(engine.info.fingerprint, usage)
-                usage = _usage(usage, readers, piece)
-                for event in events:
-                    yield Delta(choice, event, usage)
-                self._registry.listen(ticket, 0)
+        if len(outputs) == 1:
+            async with aclosing(outputs[0]) as pieces:
+                async for piece in pieces:
+                    if not await take(0, piece):
+                        break
+        else:
+            async with aclosing(merge(outputs, lambda choice: readers[choice].finished)) as numbered:
+                async for choice, piece in numbered:
+                    await take(choice, piece)
         for complaint in (each for reader in readers for each in reader.complaints):
             log.warning("unreadable output", model=request.model, why=complaint)
-        yield Done(usage)
+        await say(Done(usage))
 
     def _budget(self, request: ChatRequest, settings: Model, prompt: Prompt) -> reasoning.Budget | None:
         """The bound on the reasoning, where the model's owner has set one and its output is read for reasoning."""
@@ -291,20 +314,8 @@ def _seeded(sampling: Sampling, choice: int) -> Sampling:
     return sampling if sampling.seed is None or choice == 0 else replace(sampling, seed=sampling.seed + choice)
 
 
-async def _read(
-    choice: int, reader: Reader, output: AsyncGenerator[Piece, None]
-) -> AsyncGenerator[tuple[int, list[TextEvent], Piece], None]:
-    """One choice's events, piece by piece; the engine is stopped as soon as the answer is complete."""
-    async with aclosing(output) as pieces:
-        async for piece in pieces:
-            yield choice, reader.feed(piece), piece
-            if reader.finished:
-                return
-
-
-def _charge(reservation: Reservation, event: CallEvent) -> None:
-    """What was made so far is paid for, however the call ends."""
-    if isinstance(event, (Delta, Embedded, Done)):
+def _charge(reservation: Reservation, event: AnswerEvent) -> None:
+    if not isinstance(event, Started):
         reservation.answering = True
         reservation.prompt_tokens = event.usage.prompt
         reservation.completion_tokens = event.usage.completion

@@ -6,7 +6,6 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,7 +17,7 @@ from citadel.errors import BadHeader, BadRequest, ModelNotFound, UnsupportedMedi
 from citadel.http import stream
 from citadel.http.middleware import json_response
 from citadel.http.services import ACCOUNT, SERVICES
-from citadel.messages import ChatRequest, EmbedRequest
+from citadel.messages import CallEvent, ChatRequest, EmbedRequest
 from citadel.pipeline import Call
 from citadel.wire.dialect import Dialect
 from citadel.wire.request import parse_json
@@ -69,11 +68,15 @@ async def answer(
     request: web.Request, call: Call[ChatRequest] | Call[EmbedRequest], dialect: Dialect
 ) -> web.StreamResponse:
     services = request.app[SERVICES]
-    async with aclosing(services.pipeline.run(call)) as events:
-        if call.request.stream:
-            return await stream.send(request, dialect, events, services.gate)
-        with services.gate.call():
-            said = [event async for event in events]
+    if call.request.stream:
+        return await stream.send(request, dialect, lambda say: services.pipeline.run(call, say), services.gate)
+    said: list[CallEvent] = []
+
+    async def keep(event: CallEvent) -> None:
+        said.append(event)
+
+    with services.gate.call():
+        await services.pipeline.run(call, keep)
     return json_response(dialect.whole(said))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 import orjson
@@ -17,6 +17,7 @@ from aiohttp import web
 from citadel.errors import CitadelError, Internal
 from citadel.http.gate import Gate
 from citadel.messages import CallEvent, Waiting
+from citadel.pipeline import Say
 from citadel.wire.dialect import Dialect, Sse
 
 log = structlog.get_logger("citadel.http")
@@ -29,17 +30,20 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 async def send(
-    request: web.Request, dialect: Dialect, events: AsyncGenerator[CallEvent, None], gate: Gate
+    request: web.Request, dialect: Dialect, run: Callable[[Say], Awaitable[None]], gate: Gate
 ) -> web.StreamResponse:
-    """Answer with `events`. Raises what they raise before the first of them."""
+    """Answer with the events that `run` says. Raises what it raises before the first of them."""
     response = web.StreamResponse(headers=HEADERS)
     sender = Sender(request, response)
     done = _DONE if dialect.ends_with_done else b""
+
+    async def say(event: CallEvent) -> None:
+        if data := _lines(dialect, event):
+            await sender.write(data)
+
     try:
         with gate.call():
-            async for event in events:
-                if data := _lines(dialect, event):
-                    await sender.write(data)
+            await run(say)
         if done:
             await sender.write(done)
     except CitadelError as error:

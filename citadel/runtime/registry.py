@@ -170,10 +170,11 @@ class Registry:
         ticket.attention.since, ticket.attention.unread_tokens = time.monotonic(), unread_tokens
 
     def heard(self, ticket: Ticket) -> None:
-        """The call got tokens, and waits for its reader now."""
-        ticket.attention.since, ticket.attention.unread_tokens = None, 0
+        """The call got tokens, and waits for more."""
+        attention, now = ticket.attention, time.monotonic()
+        attention.since, attention.unread_tokens = now, 0
         if isinstance(phase := self._models[ticket.model].phase, Loaded):
-            phase.last_token = time.monotonic()
+            phase.last_token = now
 
     # -- for the owner
 

@@ -1,8 +1,7 @@
 """Looks for engines that died or make no tokens any more, and reports them; the registry acts.
 
 A model is stalled when a call has waited for its engine longer than `stall_s`, and no call on the model got a token in
-that time. Prompts still being read earn more time. A caller that is slow to read does not count: its call is not
-waiting for the engine.
+that time. Prompts still being read earn more time. A caller that is slow to read does not count: nothing waits for it.
 """
 
 from __future__ import annotations
