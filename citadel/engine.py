@@ -53,7 +53,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from citadel.messages import TokenLogprob
+from citadel.messages import TokenLogprob, made_per_piece
 
 Mode = Literal["batch", "single"]
 Task = Literal["generate", "embed"]
@@ -166,7 +166,7 @@ class EmbedJob:
     texts: Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
+@made_per_piece
 class Piece:
     """What came out since the piece before. `cached_tokens` is the same on every piece of a job."""
 

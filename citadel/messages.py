@@ -9,10 +9,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
+
+T = TypeVar("T")
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass_transform(frozen_default=True)
+def made_per_piece(cls: type[T]) -> type[T]:
+    """A frozen dataclass, but only to the type checker: one that enforces it takes three times as long to make."""
+    return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,7 @@ class TokenLogprob:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@made_per_piece
 class Reasoning:
     """`end`: how many characters of the model's raw output are decided once this has been said."""
 
@@ -137,7 +145,7 @@ class Reasoning:
     end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@made_per_piece
 class Content:
     """`end` as in `Reasoning`."""
 
@@ -181,7 +189,7 @@ class Waiting:
     position: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@made_per_piece
 class Usage:
     """Tokens as the engine counted them; `cached` are prompt tokens that it had no need to compute."""
 
@@ -194,7 +202,7 @@ class Usage:
 TextEvent = Reasoning | Content | ToolCallStarted | ToolCallArguments | ToolCallEnded | Finished
 
 
-@dataclass(frozen=True, slots=True)
+@made_per_piece
 class Delta:
     """An event of one of the `n` choices, with the call's usage so far."""
 

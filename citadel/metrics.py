@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping
+from bisect import bisect_left
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from citadel.errors import CitadelError
 from citadel.messages import Usage
@@ -59,12 +64,43 @@ class Throughput:
         return [self._minutes.get(int(now / 60) - back, 0) / 60 for back in reversed(range(MINUTES))]
 
 
+class Gaps(Collector):
+    """The times between tokens, by model: a histogram into which a token is counted in a tenth of the time."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, GapsOf] = {}
+
+    def of(self, model: str) -> GapsOf:
+        return self._of.setdefault(model, GapsOf())
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily("citadel_inter_token_seconds", "Between tokens of one call", labels=["model"])
+        bounds = [*map(floatToGoString, _FAST), "+Inf"]
+        for model, gaps in self._of.items():
+            family.add_metric([model], list(zip(bounds, accumulate(gaps.counts), strict=True)), gaps.total_s)
+        yield family
+
+
+class GapsOf:
+    """`counts` by the bounds of `_FAST`, each of what is above the bound before it; the last of what is above all."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_FAST) + 1)
+        self.total_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(_FAST, seconds)] += 1
+        self.total_s += seconds
+
+
 @dataclass(frozen=True, slots=True)
 class _Answers:
     """The series of one model that its tokens go to: looking one up by its labels costs more than adding to it."""
 
     ttft: Histogram
-    gap: Histogram
+    gap: GapsOf
     throughput: Throughput = field(default_factory=Throughput)
 
 
@@ -98,9 +134,8 @@ class Metrics:
         self._ttft = Histogram(
             "citadel_time_to_first_token_seconds", "From a call's start", model, registry=own, buckets=_SLOW
         )
-        self._gap = Histogram(
-            "citadel_inter_token_seconds", "Between tokens of one call", model, registry=own, buckets=_FAST
-        )
+        self._gaps = Gaps()
+        own.register(self._gaps)
         self._wait = Histogram(
             "citadel_queue_wait_seconds", "For the model and its slots", model, registry=own, buckets=_SLOW
         )
@@ -172,7 +207,7 @@ class Metrics:
 
     def _answers_of(self, model: str) -> _Answers:
         if model not in self._answers:
-            self._answers[model] = _Answers(self._ttft.labels(model), self._gap.labels(model))
+            self._answers[model] = _Answers(self._ttft.labels(model), self._gaps.of(model))
         return self._answers[model]
 
     def waited(self, model: str, seconds: float) -> None:

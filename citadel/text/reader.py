@@ -49,6 +49,8 @@ class Reader:
         self._stops = StopMatcher(reading.stops)
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
         """Not yet paired, each with the number of characters of raw output up to its piece's end."""
+        self._plain = not reading.stops
+        """No text is held back for a stop string, so events without logprobs are shown as they are."""
         self._read = 0
         self._calls = 0
         self.completion_tokens = 0
@@ -73,6 +75,11 @@ class Reader:
         self._count(piece, was_reasoning=was_reasoning)
         if piece.finish is not None:
             events += self._machine.finish(cut=piece.finish == "length")
+        if self._plain and not self._logprobs and piece.finish is None:
+            for event in events:
+                if isinstance(event, ToolCallEnded):
+                    self._calls += 1
+            return events
         shown: list[TextEvent] = []
         for event in events:
             shown += self._shown(event)

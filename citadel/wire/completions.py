@@ -115,10 +115,10 @@ class CompletionAnswer:
         self._written: dict[int, list[bytes]] = {}
         """As of chat: the chunks of a choice, written once and cut where the text goes."""
 
-    def stream(self, event: CallEvent) -> Iterable[Sse | bytes]:
+    def stream(self, event: CallEvent) -> Iterable[Sse] | bytes:
         plain = not (self._logprobs or self._answering.continuous_usage)
         if plain and isinstance(event, Delta) and isinstance(said := event.event, Content):
-            return (orjson.dumps(said.text).join(self._around(event.choice)),)
+            return orjson.dumps(said.text).join(self._around(event.choice))
         return [(None, chunk) for chunk in self._chunks(event)]
 
     def _around(self, choice: int) -> list[bytes]:

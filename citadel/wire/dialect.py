@@ -21,8 +21,8 @@ class Dialect(Protocol):
     pings: ClassVar[Sse | None]
     """What is sent while a call waits; None is a comment that says for what."""
 
-    def stream(self, event: CallEvent) -> Iterable[Sse | bytes]:
-        """What is sent for `event`; bytes are the data of an event without a name, in JSON already."""
+    def stream(self, event: CallEvent) -> Iterable[Sse] | bytes:
+        """What is sent for `event`; bytes are sent as they are."""
         ...
 
     def failed(self, error: CitadelError) -> Iterable[Sse]:

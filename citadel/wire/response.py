@@ -70,20 +70,18 @@ class ChatAnswer:
         self._written: dict[tuple[int, type[Content | Reasoning]], list[bytes]] = {}
         """The chunks of a choice's text, written once and cut where the text goes: nearly all chunks are such."""
 
-    def stream(self, event: CallEvent) -> Iterable[Sse | bytes]:
+    def stream(self, event: CallEvent) -> Iterable[Sse] | bytes:
         if isinstance(event, Delta) and isinstance(said := event.event, (Content, Reasoning)):
             if not (self._answering.continuous_usage or (isinstance(said, Content) and said.logprobs)):
-                return (orjson.dumps(said.text).join(self._around(event.choice, type(said))),)
+                parts = self._written.get((event.choice, type(said))) or self._around(event.choice, type(said))
+                return orjson.dumps(said.text).join(parts)
         elif isinstance(event, Started):
             self._fingerprint = event.fingerprint
         return [(None, chunk) for chunk in chunks(self._answering, event, self._fingerprint)]
 
     def _around(self, choice: int, kind: type[Content | Reasoning]) -> list[bytes]:
-        """What stands around the text of a chunk."""
-        parts = self._written.get((choice, kind))
-        if parts is None:
-            chunk = _delta_chunk(self._answering, Delta(choice, kind(TEXT), Usage()), self._fingerprint)
-            parts = self._written[choice, kind] = around(chunk)
+        chunk = _delta_chunk(self._answering, Delta(choice, kind(TEXT), Usage()), self._fingerprint)
+        parts = self._written[choice, kind] = around(chunk)
         return parts
 
     def failed(self, error: CitadelError) -> list[Sse]:
@@ -94,8 +92,8 @@ class ChatAnswer:
 
 
 def around(chunk: Json) -> list[bytes]:
-    """A chunk as JSON, cut wherever `TEXT` stands in it; joined with a text in JSON it is the chunk with that text."""
-    return orjson.dumps(chunk).split(orjson.dumps(TEXT))
+    """The event that sends `chunk`, cut wherever `TEXT` stands in it; joined with a text in JSON it has that text."""
+    return (b"data: %b\n\n" % orjson.dumps(chunk)).split(orjson.dumps(TEXT))
 
 
 def chunks(answering: Answering, event: CallEvent, fingerprint: str) -> Iterator[Json]:

@@ -276,7 +276,8 @@ ODD = ('say "hi"\n', "\\", "\0the text\0", "é😀\u2028", " plain")
 def test_a_completions_chunks_that_are_written_by_the_prepared_way_say_what_the_others_do(usage: bool) -> None:
     events = [Started("f", PROMPT), *(Delta(at, Content(text), TOTAL) for text in ODD for at in (1, 0))]
     dialect = completion(n=2, usage=usage)
-    prepared = [json.loads(each) for event in events for each in dialect.stream(event)]
+    said = [dialect.stream(event) for event in events]
+    prepared = [json.loads(each.removeprefix(b"data: ")) for each in said if isinstance(each, bytes)]
     built = [chunk for _, chunk in sent(completion(n=2, usage=usage, logprobs=0), events)]
     for chunk in built:
         chunk["choices"][0]["logprobs"] = None
