@@ -21,7 +21,6 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from citadel.errors import CitadelError
 from citadel.messages import Usage
@@ -75,7 +74,7 @@ class Gaps(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily("citadel_inter_token_seconds", "Between tokens of one call", labels=["model"])
-        bounds = [*map(floatToGoString, _FAST), "+Inf"]
+        bounds = [*(str(float(bound)) for bound in _FAST), "+Inf"]
         for model, gaps in self._of.items():
             family.add_metric([model], list(zip(bounds, accumulate(gaps.counts), strict=True)), gaps.total_s)
         yield family

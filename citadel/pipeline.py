@@ -241,7 +241,7 @@ class Pipeline:
         usage, started = Usage(prompt=len(prompt.token_ids)), False
 
         async def take(choice: int, piece: Piece) -> bool:
-            """Whether more is wanted of the choice: an engine is stopped as soon as the answer is complete."""
+            """Say what the choice's next piece makes known. False where that is all, and its engine may stop."""
             nonlocal usage, started
             self._registry.heard(ticket)
             if not started:
