@@ -38,7 +38,7 @@ class Prompt:
 
 
 def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, fmt: Format) -> Prompt:
-    """Renders and tokenizes. The first call imports the renderer, which takes about a second."""
+    """Renders and tokenizes. The first call takes longer, for it imports what renders."""
     if request.prompt is not None:
         return _raw(request, request.prompt, tokenizer)
     source = chat_template or template.FALLBACK

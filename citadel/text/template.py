@@ -1,6 +1,4 @@
-"""A conversation -> the prompt: the model's own chat template, rendered in a sandbox by transformers' renderer."""
-# pyright: reportUnknownVariableType=false
-# the renderer leaves parts of its signature untyped
+"""A conversation -> the prompt, by the model's own chat template."""
 
 from __future__ import annotations
 
@@ -31,9 +29,9 @@ _MENTIONS_DEVELOPER: Final = re.compile(r"""["']developer["']""")
 def render(request: ChatRequest, template: str | None, special_tokens: Mapping[str, str]) -> str:
     """The prompt's text. Raises BadRequest when the template refuses the conversation.
 
-    The first call imports transformers, which takes about a second: not on the event loop.
+    The first call imports Jinja, and the first with a template compiles it, tens of milliseconds each.
     """
-    from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
+    from citadel.text import jinja  # noqa: PLC0415 - a server that starts needs no Jinja
 
     source = template or FALLBACK
     knows_developer = _MENTIONS_DEVELOPER.search(source) is not None
@@ -41,25 +39,24 @@ def render(request: ChatRequest, template: str | None, special_tokens: Mapping[s
     if not renders_tools(source) and (tools or "tool_calls" not in source):
         tools, said = (), in_words(said, tools)
     messages = [_message(message, knows_developer=knows_developer) for message in said]
-    kwargs: dict[str, Any] = {**special_tokens, **request.template_kwargs}
-    if taken := _RESERVED & kwargs.keys():
+    if taken := _RESERVED & request.template_kwargs.keys():
         name = min(taken)
         raise BadRequest(f"chat_template_kwargs.{name}: the server sets this itself", "chat_template_kwargs")
     if request.continue_final_message and request.messages[-1].role != "assistant":
         raise BadRequest("continue_final_message: the final message is not the assistant's", "continue_final_message")
+    values: dict[str, Any] = {
+        **special_tokens,
+        **request.template_kwargs,
+        "tools": [declared(tool) for tool in tools] or None,
+        "documents": None,
+        "add_generation_prompt": not request.continue_final_message,
+    }
+    run = jinja.render_open if request.continue_final_message else jinja.render
     try:
-        rendered, _ = render_jinja_template(
-            conversations=[messages],
-            tools=[declared(tool) for tool in tools] or None,
-            chat_template=source,
-            add_generation_prompt=not request.continue_final_message,
-            continue_final_message=request.continue_final_message,
-            **kwargs,
-        )
+        return run(source, messages, values)
     except Exception as error:  # a template is a program: it may raise anything, and none of it is ours
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadRequest(f"The model's chat template refused the messages: {why}", "messages") from error
-    return rendered[0]
 
 
 def opens_reasoning(prompt: str, marker: str) -> bool:
