@@ -4,6 +4,9 @@
     python benchmarks/first_token.py asyncllm ARGUMENTS PROMPT
     python benchmarks/first_token.py llm ARGUMENTS PROMPT
 
+`llama` makes the context that Citadel makes of the same settings: one sequence, as many tokens, batches of the same
+sizes, one thread for both kinds of batch, flash attention; the weights mapped, and greedy.
+
 ARGUMENTS are those of vLLM's AsyncEngineArgs, as JSON. `asyncllm` has the layout of a server: vLLM is imported here,
 and again in the process of the engine that vLLM starts. `llm` has everything in this one process, imports vLLM once,
 and could serve one caller at a time.
@@ -31,8 +34,10 @@ def llama(model: str, prompt: str) -> None:
         return settings
 
     llama_cpp.llama_model_default_params = without_amx
-    llm = Llama(model, n_ctx=CONTEXT, n_threads=1, verbose=False)
-    for _piece in llm.create_chat_completion([{"role": "user", "content": prompt}], max_tokens=2, stream=True):
+    threads, batch = {"n_threads": 1, "n_threads_batch": 1}, {"n_batch": 2048, "n_ubatch": 512}
+    llm = Llama(model, n_ctx=CONTEXT, **threads, **batch, flash_attn=True, verbose=False)
+    asked = [{"role": "user", "content": prompt}]
+    for _piece in llm.create_chat_completion(asked, max_tokens=2, temperature=0.0, stream=True):
         print("token", flush=True)
 
 

@@ -46,7 +46,7 @@ from citadel.metrics import Metrics
 from citadel.pipeline import Pipeline
 from citadel.runtime.registry import Registry
 from citadel.text.formats import FORMATS
-from engines import adapter, kept
+from engines import EARLY, adapter, kept
 
 log = structlog.get_logger("citadel.app")
 
@@ -154,6 +154,7 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
                 port = await _listen(runner, config)
                 _announce(config, port, await running.store.first_key())
                 with _told_to_reload(lambda: reload(running, read)):
+                    await asyncio.to_thread(import_early, config)
                     await stopped.wait()
                 log.info("draining", seconds=config.server.drain_s)
                 await running.gate.drain(config.server.drain_s)
@@ -162,6 +163,15 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
     if running.registry.stuck:
         log.error("an engine's thread is stuck in native code; the process ends without it")
         os._exit(0)
+
+
+def import_early(config: Config) -> None:
+    """What takes a moment and no memory to speak of is imported before somebody waits for it."""
+    for name in sorted(EARLY & {model.engine for model in config.models.values()}):
+        try:
+            adapter(name)
+        except Exception as error:  # noqa: BLE001 - a library may raise anything when it is loaded
+            log.warning("an engine cannot be imported", engine=name, reason=str(error))
 
 
 async def _listen(runner: web.AppRunner, config: Config) -> int:

@@ -15,6 +15,10 @@ CATALOGUE: Final[dict[str, str]] = {
     "replay": "engines.replay:Replay",
 }
 
+EARLY: Final = frozenset({"llama", "strata"})
+"""What a server imports of its models' engines once it listens, so that nobody waits for it: a quarter of a second and
+some 30 MB of llama.cpp. vLLM takes seconds, and half a gigabyte."""
+
 
 def adapter(name: str) -> type[Adapter]:
     """The adapter class of an engine in `CATALOGUE`. Its first import may take seconds: call it in a thread."""

@@ -36,6 +36,8 @@ _LONGEST_NAME: Final = 63
 _MOST_DIMENSIONS: Final = 4
 _MOST_WEIGHTS: Final = 1 << 62
 _CHUNK: Final = 1 << 20
+_LENGTH: Final = struct.Struct("<Q")
+"""How long a text is, before its bytes."""
 
 BLOCKS: Final[dict[int, tuple[str, int, int]]] = {
     0: ("f32", 1, 4),
@@ -132,14 +134,29 @@ class _Cursor:
 
     def _skip(self, kind: int, count: int) -> None:
         if kind == _STRING:
-            for _ in range(count):
-                self._advance(self.take("Q"))
+            self._skip_texts(count)
         else:
             self._advance(count * struct.calcsize(f"<{_scalar(kind)}"))
+
+    def _skip_texts(self, count: int) -> None:
+        """Reading a header is mostly this loop, over a vocabulary and its merges."""
+        at, data, length_at, size = self.at, self._data, _LENGTH.unpack_from, _LENGTH.size
+        for _ in range(count):
+            if at + size > len(data):
+                self._fill(at + size)
+            at += size + length_at(data, at)[0]
+        self._fill(at)
+        self.at = at
 
     def _advance(self, length: int) -> int:
         """Makes the next `length` bytes readable; returns where they begin."""
         begin, end = self.at, self.at + length
+        self._fill(end)
+        self.at = end
+        return begin
+
+    def _fill(self, end: int) -> None:
+        """Makes the file readable up to `end`."""
         if end > _MOST_BYTES:
             raise NotGguf(f"the header is damaged: it has over {_MOST_BYTES >> 20} MB")
         while len(self._data) < end:
@@ -147,8 +164,6 @@ class _Cursor:
             if not chunk:
                 raise NotGguf("the file is cut off within its header")
             self._data += chunk
-        self.at = end
-        return begin
 
 
 def parameters(tensors: Iterable[TensorEntry]) -> int:

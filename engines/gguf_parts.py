@@ -6,7 +6,9 @@ The parts are named MODEL-00001-of-00003.gguf and so on. The first has the metad
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from engines.gguf_header import GgufHeader, NotGguf, TensorEntry, read_header, shown
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_PARTS: Final = 4096
+_TABLES: Final = 16
+"""How many are remembered."""
+_SETTLED_S: Final = 1.0
+"""A file that was changed later than so long ago may change once more without a clock of the file system showing it."""
 
 
 class MissingPart(NotGguf):
@@ -93,6 +99,22 @@ def part_paths(first: Path) -> list[Path]:
     if not 0 < count <= _MOST_PARTS:
         raise NotGguf(f"{first.name} can't be one of {count} parts")
     return [first.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+
+
+def known_table(first: Path) -> Table:
+    """As `read_table`, and it reads only files that may have changed since it last did."""
+    try:
+        states = [path.stat() for path in part_paths(first)]
+    except OSError:
+        return read_table(first)
+    if time.time() - max(state.st_ctime for state in states) < _SETTLED_S:
+        return read_table(first)
+    return _known(first, tuple((state.st_ino, state.st_size, state.st_ctime_ns) for state in states))
+
+
+@lru_cache(_TABLES)
+def _known(first: Path, _states: tuple[tuple[int, int, int], ...]) -> Table:
+    return read_table(first)
 
 
 def read_table(first: Path) -> Table:

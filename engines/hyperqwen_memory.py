@@ -18,7 +18,7 @@ import pynvml
 from citadel.engine import EngineSpec, Need
 from citadel.errors import LlmUnavailable
 from engines.gguf_header import NotGguf, parameters
-from engines.gguf_parts import Table, read_table
+from engines.gguf_parts import Table, known_table
 from engines.gguf_weights import checkpoint_folder, is_ready
 from engines.hf_tokenizer import context_length, read_json
 from engines.hyperqwen_args import Platform, check_workers, world_size
@@ -175,7 +175,7 @@ def _token_bytes(config: Mapping[str, Any]) -> int:
 
 def _gguf_shape(spec: EngineSpec) -> Shape:
     try:
-        table = read_table(spec.source)
+        table = known_table(spec.source)
         config, context = _gguf_config(table), table.count("context_length") or None
     except (NotGguf, OSError) as error:
         raise LlmUnavailable(spec.model, str(error)) from error

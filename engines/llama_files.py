@@ -10,7 +10,7 @@ import llama_cpp
 
 from citadel.errors import LlmUnavailable
 from engines.gguf_header import NotGguf
-from engines.gguf_parts import MissingPart, part_number, read_table
+from engines.gguf_parts import MissingPart, known_table, part_number
 from engines.llama_draft import DRAFTING
 from engines.plan_model import Workload, describe, layers_of
 
@@ -39,7 +39,7 @@ class Weights:
         """Raises `LlmUnavailable`."""
         self.path = find(spec)
         with _refusing(spec, self.path):
-            self.table = read_table(self.path)
+            self.table = known_table(self.path)
             self.layers = layers_of(self.table)
             self.context_length = self.table.count("context_length") or None
 

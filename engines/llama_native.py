@@ -155,9 +155,12 @@ class Vocabulary:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The tokens that end a generation."""
+        """The tokens that end a generation, found among all: tens of milliseconds. `is_end` asks for one."""
         is_end = lib.llama_vocab_is_eog
         return frozenset(token for token in range(self.size) if is_end(self.handle, token))
+
+    def is_end(self, token: int) -> bool:
+        return bool(lib.llama_vocab_is_eog(self.handle, token))
 
     def special(self) -> dict[str, int]:
         """The named tokens that the vocabulary has."""

@@ -57,8 +57,10 @@ class Chooser:
         self._chain = None if self._plain else chain_of(sampling)
         self._count = 0
         self._bias = _pairs(sampling.logit_bias)
-        self._ends = np.array(sorted(vocabulary.ends), np.intp)
-        self._stops = np.array(sorted({*vocabulary.ends, *sampling.stop_token_ids}), np.intp)
+        # Only who bans them needs to know all of them, and finding them takes longer than a token.
+        ends = vocabulary.ends if sampling.ignore_eos or sampling.min_tokens else frozenset[int]()
+        self._ends = np.array(sorted(ends), np.intp)
+        self._stops = np.array(sorted({*ends, *sampling.stop_token_ids}), np.intp)
         self._repeats = _mask(vocabulary.size, prompt) if sampling.repetition_penalty != 1.0 else None
         additive = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
         self._penalty = np.zeros(vocabulary.size, np.float32) if additive else None
@@ -68,6 +70,11 @@ class Chooser:
     def complete(self) -> bool:
         """The grammar allows nothing but the end."""
         return self._matcher is not None and self._matcher.complete
+
+    def stops_at(self, token: int) -> bool:
+        """The output ends before the token."""
+        sampling = self._sampling
+        return token in sampling.stop_token_ids or (not sampling.ignore_eos and self._vocabulary.is_end(token))
 
     def choose(self, logits: Logits, draw: Callable[[Chain], int]) -> Choice:
         """Changes `logits`. `draw` lets a chain choose from them as they are when it is called."""

@@ -101,8 +101,6 @@ class _Task:
         self.text = Text()
         self.left = min(sampling.max_tokens, context_length - len(job.prompt))
         self.run = Run(job.id, array("i", job.prompt), most=len(job.prompt) + self.left)
-        ends = () if sampling.ignore_eos else vocabulary.ends
-        self.stops = frozenset((*ends, *sampling.stop_token_ids))
         self._vocabulary = vocabulary
 
     def take(self, choice: Choice) -> Piece:
@@ -112,7 +110,7 @@ class _Task:
             return self.last("stop")
         self.left -= 1
         logprobs = (choice.logprob,) if choice.logprob else ()
-        if token in self.stops:
+        if self.chooser.stops_at(token):
             return Piece(self.text.rest(), (token,), self._cached, logprobs, "stop")
         text = self.text.add(self._vocabulary.piece(token))
         finish: EngineFinish | None = "stop" if self.chooser.complete else "length" if self.left <= 0 else None

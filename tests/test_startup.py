@@ -25,10 +25,13 @@ def tell(what):
 
 async def main():
     logs.configure()
-    async with app.services(config.load(Path(sys.argv[1]))) as services:
+    settings = config.load(Path(sys.argv[1]))
+    async with app.services(settings) as services:
         app.build(services)
         await services.registry.considered()
         tell("started:")
+        app.import_early(settings)
+        tell("listening:")
         sampling = SamplingRequest(max_tokens=1)
         request = ChatRequest("small", "small", (Message("user", "hello"),), sampling=sampling)
         call = Call("first", Account("ada", "key", frozenset()), request, 60.0, 100)
@@ -62,4 +65,4 @@ def test_a_server_imports_no_engine_and_no_renderer_before_it_needs_them(tmp_pat
     assert ran.returncode == 0, ran.stderr
     told = {line.partition(":")[0]: line.partition(":")[2].split() for line in ran.stderr.splitlines() if ":" in line}
     assert told["started"] == []
-    assert told["answered"] == ["llama_cpp", "numpy", "jinja2"]
+    assert told["listening"] == told["answered"] == ["llama_cpp", "numpy", "jinja2"]

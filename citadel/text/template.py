@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
@@ -88,7 +88,7 @@ def _message(message: Message, *, knows_developer: bool) -> dict[str, Any]:
 def _object(arguments: str) -> Any:
     """Arguments as the object that templates iterate over; text that is none is left to the template."""
     try:
-        parsed: Any = orjson.loads(arguments or "{}")
+        parsed = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else arguments

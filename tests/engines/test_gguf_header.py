@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gguf_headers import Told, header, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines import gguf_parts
 from engines.gguf_header import BLOCKS, NotGguf, read_header
-from engines.gguf_parts import MissingPart, read_table
+from engines.gguf_parts import MissingPart, Table, known_table, read_table
 
 LLAMA = {"general.architecture": "llama", "llama.block_count": 2}
 TWO = (Told("a", (256, 3), "q4_K"), Told("b", (5, 7)))
@@ -38,6 +40,24 @@ def test_a_header_alone_can_be_read_and_is_not_taken_for_a_model(tmp_path: Path)
         read_table(path).check_complete()
     path.write_bytes(head + bytes(448 + 140))
     read_table(path).check_complete()
+
+
+def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = written(tmp_path, header(LLAMA, TWO))
+    changed = path.stat().st_ctime
+
+    def at(seconds: float) -> Table:
+        monkeypatch.setattr(gguf_parts, "time", SimpleNamespace(time=lambda: changed + seconds))
+        return known_table(path)
+
+    assert at(0.5) is not at(0.5)
+    first = at(60)
+    assert at(61) is first
+    written(tmp_path, header(LLAMA, TWO[:1]))
+    assert [each.name for each in known_table(path).tensors] == ["a"]
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        known_table(path)
 
 
 def test_blocks_are_llama_cpps_own():

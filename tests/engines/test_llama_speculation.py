@@ -28,6 +28,10 @@ class Words:
     ends = frozenset({END})
 
     @staticmethod
+    def is_end(token: int) -> bool:
+        return token == END
+
+    @staticmethod
     def piece(token: int) -> bytes:
         return bytes([97 + token])
 
