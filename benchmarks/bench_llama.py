@@ -83,7 +83,7 @@ LEVERS = {
     "batching": Lever(SERIAL, CROWD, QUESTIONS),
     "sharing a system prompt": Lever(_with(SHARED, kv_unified=False), SHARED, QUESTIONS[:4]),
     "prefill cap": Lever(_with(LATE, prefill_while_decoding=2048), _with(LATE, prefill_while_decoding=16), QUESTIONS),
-    "prompt cache": Lever(TALKS, _with(TALKS, prompt_cache_mb=256), [f"{ask} {TEXT}" for ask in QUESTIONS[:4]]),
+    "prompt cache": Lever(TALKS, _with(TALKS, prompt_cache_mb=256), [f"{ask} {TEXT * 3}" for ask in QUESTIONS[:3]]),
     "giving way": Lever(CROWD, _with(CROWD, n_ctx=160), QUESTIONS),
 }
 
