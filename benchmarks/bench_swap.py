@@ -225,7 +225,7 @@ def show(found: Sequence[Mapping[str, Any]]) -> None:
         print(f"| {' | '.join(map(str, each.values()))} |")
 
 
-def plot(name: str, times: Mapping[str, Sequence[float]]) -> None:
+def plot(file: str, times: Mapping[str, Sequence[float]]) -> None:
     import matplotlib as mpl  # noqa: PLC0415 - a second to import
 
     mpl.use("Agg")
@@ -239,7 +239,7 @@ def plot(name: str, times: Mapping[str, Sequence[float]]) -> None:
     axis.set(xscale="log", xlabel="seconds to the first token (each round a dot)")
     axis.invert_yaxis()
     figure.tight_layout()
-    figure.savefig(report.RESULTS / f"{name}.png", dpi=80)
+    figure.savefig(report.RESULTS / f"{file}.png", dpi=80)
     plt.close(figure)
 
 

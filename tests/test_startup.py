@@ -13,7 +13,6 @@ LATER = (
 )
 STARTS = f"""
 import asyncio, sys
-from contextlib import aclosing
 from pathlib import Path
 from citadel import app, cli, config, logs
 from citadel.accounts.auth import Account
@@ -22,6 +21,9 @@ from citadel.pipeline import Call, ChatRequest
 
 def tell(what):
     print(what, *[name for name in {LATER!r} if name in sys.modules], file=sys.stderr)
+
+async def heard(event):
+    pass
 
 async def main():
     logs.configure()
@@ -35,9 +37,7 @@ async def main():
         sampling = SamplingRequest(max_tokens=1)
         request = ChatRequest("small", "small", (Message("user", "hello"),), sampling=sampling)
         call = Call("first", Account("ada", "key", frozenset()), request, 60.0, 100)
-        async with aclosing(services.pipeline.run(call)) as events:
-            async for event in events:
-                pass
+        await services.pipeline.run(call, heard)
         tell("answered:")
 
 asyncio.run(main())
