@@ -123,13 +123,19 @@ class ReplayEngine:
         line = self._choose(job)
         pieces = line.pieces[: job.sampling.max_tokens]
         cut = len(pieces) < len(line.pieces) or line.finish == "length"
+        at_once = line.delay_ms == 0 and line.fail is None
         for index, text in enumerate(pieces):
-            await self._pause(line, index)
+            if at_once:
+                await asyncio.sleep(0)  # others have their turn
+            else:
+                await self._pause(line, index)
+            self._check_alive()
             last = index == len(pieces) - 1 and line.fail is None
             finish: EngineFinish | None = ("length" if cut else "stop") if last else None
             yield Piece(text, (ord(text[0]) if text else 0,), finish=finish)
         if line.fail is not None:
             await self._pause(line, len(pieces))
+            self._check_alive()
         if not pieces:
             yield Piece("", (0,), finish=line.finish)
 
@@ -148,9 +154,12 @@ class ReplayEngine:
         if not self._death.done():
             self._death.set_result(reason)
 
+    def _check_alive(self) -> None:
+        if self._death.done():
+            raise EngineRestarted(self._model, self._death.result())
+
     def _check(self, job: Job) -> None:
-        if self.dead is not None:
-            raise EngineRestarted(self._model, self.dead)
+        self._check_alive()
         if not job.prompt:
             raise BadRequest("The prompt is empty", param="messages")
         if any(not 0 <= token < _VOCABULARY for token in job.prompt):
@@ -172,13 +181,7 @@ class ReplayEngine:
         """Let the time before piece `index` pass, and fail there if the script says so."""
         if line.fail is not None and index >= min(line.after, len(line.pieces)):
             await self._fail(line.fail)
-        delay = line.delay_ms / 1000
-        if delay == 0:
-            await asyncio.sleep(0)  # others have their turn
-        else:
-            await asyncio.wait({self._death}, timeout=delay)
-        if self.dead is not None:
-            raise EngineRestarted(self._model, self.dead)
+        await asyncio.wait({self._death}, timeout=line.delay_ms / 1000)
 
     async def _fail(self, how: Literal["die", "stall", "error"]) -> None:
         match how:

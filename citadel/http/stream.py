@@ -43,7 +43,7 @@ async def send(
 
     try:
         with gate.call():
-            # In a task of its own, since each piece wakes it through all that it stands in: a handler stands in fifteen.
+            # In a task of its own: each piece wakes it through all the calls it stands in, and a handler's are fifteen.
             await asyncio.create_task(run(say))
         if done:
             await sender.write(done)

@@ -122,12 +122,13 @@ class Reader:
         return tuple(paired)
 
     def _count(self, piece: Piece, *, was_reasoning: bool) -> None:
-        self.completion_tokens += len(piece.token_ids)
+        tokens = len(piece.token_ids)
+        self.completion_tokens += tokens
         if self._machine.in_reasoning:
-            self.reasoning_tokens += len(piece.token_ids)
+            self.reasoning_tokens += tokens
         elif was_reasoning:
             ends = self._reading.reasoning_end_ids
-            last = len(piece.token_ids) - 1
+            last = tokens - 1
             self.reasoning_tokens += next(
                 (at for at, token in enumerate(piece.token_ids) if token in ends), max(0, last)
             )
