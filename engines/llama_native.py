@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-# libgomp reads when it loads how long its threads spin at a barrier. Its own choice is faster by a quarter where nothing
-# else runs, and slower by twenty times with one foreign process on the cores.
+# libgomp reads when it loads how long its threads spin at a barrier. Its own choice is faster by a quarter where
+# nothing else runs, and slower by twenty times with one foreign process on the cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from llama_cpp import llama_cpp
