@@ -1,4 +1,8 @@
-"""ggml's own functions, below llama.cpp: devices, buffer types, and a product of matrices to measure memory by."""
+"""ggml's own functions, below llama.cpp: devices, buffer types, and a product of matrices to measure memory by.
+
+They are found through llama.cpp's library: the binding's folder has each of ggml's under several names, and a file
+loaded under another one would be a second ggml, whose buffer types llama.cpp does not know.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ import statistics
 import time
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import llama_cpp
+
+from engines import huge_pages
 from engines.gguf_header import BLOCKS
 from engines.llama_native import lib
 
@@ -24,53 +30,63 @@ _LEAST_ROUNDS, _MEASURED_S = 4, 1.0
 _PARTS: Final = 64
 """Of what is measured: each about as large as a matrix of a model."""
 _STEPS: Final = 100
-"""Of a graph that does next to nothing, to measure what a step takes beside its work."""
+"""Of a graph of norms, to measure what a step takes that is no product."""
 
-_POINTERS: Final = {
-    "base": (
-        "ggml_init ggml_new_tensor_2d ggml_mul_mat ggml_add ggml_new_graph_custom ggml_backend_alloc_ctx_tensors "
-        "ggml_backend_dev_buffer_type ggml_backend_dev_init ggml_backend_cpu_buffer_type ggml_backend_buffer_get_type "
-        "ggml_get_data"
-    ),
-    "registry": "ggml_backend_dev_by_type",
-}
+_POINTERS: Final = (
+    "ggml_init ggml_new_tensor_2d ggml_mul_mat ggml_mul ggml_rms_norm ggml_new_graph_custom ggml_get_data "
+    "ggml_backend_alloc_ctx_tensors ggml_backend_dev_by_type ggml_backend_dev_buffer_type ggml_backend_dev_init "
+    "ggml_backend_cpu_buffer_type ggml_backend_buffer_get_type ggml_backend_buffer_get_base"
+)
+_KNOWN: Final = ("0.3.36 (0.5.0-dev)",)
+"""Versions of the binding, and of its library, whose structures have the layout that is written down here and used by
+llama_placing.py."""
+_ALLOCATE_AT: Final = 8
+"""The function that allocates, in a buffer type."""
 
 
 class _InitParams(ctypes.Structure):
     _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
-class _Pointers:
-    """A library whose named functions return pointers, which ctypes would cut to 32 bits, and take them."""
-
-    def __init__(self, library: ctypes.CDLL, names: str) -> None:
-        self._library = library
-        for name in names.split():
-            getattr(library, name).restype = ctypes.c_void_p
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
-
-
 @cache
 def base() -> Any:
-    library = ctypes.CDLL(str(_folder() / "libggml-base.so"))
+    """ggml's functions. Those named in `_POINTERS` return pointers, which ctypes would cut to 32 bits."""
+    library = ctypes.CDLL(lib._lib._name)  # noqa: SLF001 - where the binding found its library
+    for name in _POINTERS.split():
+        getattr(library, name).restype = ctypes.c_void_p
     library.ggml_backend_buft_name.restype = ctypes.c_char_p
-    return _Pointers(library, _POINTERS["base"])
+    return library
+
+
+def version() -> str:
+    return f"{llama_cpp.__version__} ({lib.llama_version().decode()})"
+
+
+def layout_is_known() -> bool:
+    return version() in _KNOWN
 
 
 @cache
-def registry() -> Any:
-    return _Pointers(ctypes.CDLL(str(_folder() / "libggml.so")), _POINTERS["registry"])
+def use_huge_pages() -> Any:
+    """From now on ggml's memory of the CPU is in huge pages, where that is worth it. What it returns is kept.
 
+    ggml has no setting for that, so the function of its buffer type that allocates is replaced.
+    """
+    if not layout_is_known():
+        return None
+    place = ctypes.c_void_p.from_address(base().ggml_backend_cpu_buffer_type() + _ALLOCATE_AT)
+    of_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    allocate = of_type(place.value or 0)
 
-@cache
-def cpu() -> Any:
-    return ctypes.CDLL(str(_folder() / "libggml-cpu.so"))
+    def prepared(buffer_type: int, size: int) -> int | None:
+        buffer = allocate(buffer_type, size)
+        if buffer:
+            huge_pages.prepare(base().ggml_backend_buffer_get_base(pointer(buffer)), size)
+        return buffer
 
-
-def _folder() -> Path:
-    return Path(lib._lib._name).parent  # noqa: SLF001 - where the binding found its library
+    replaced = of_type(prepared)
+    place.value = ctypes.cast(replaced, ctypes.c_void_p).value
+    return replaced
 
 
 def pointer(address: Any) -> ctypes.c_void_p:
@@ -80,7 +96,7 @@ def pointer(address: Any) -> ctypes.c_void_p:
 
 def gpu() -> ctypes.c_void_p | None:
     """The first GPU of this build of ggml."""
-    device = registry().ggml_backend_dev_by_type(_GPU)
+    device = base().ggml_backend_dev_by_type(_GPU)
     return pointer(device) if device else None
 
 
@@ -96,13 +112,13 @@ def products_per_s(kind: str, size: int, threads: int, *, on_gpu: bool = False) 
         return part * _WIDTH // BLOCKS[_NUMBERS[kind]][1] * BLOCKS[_NUMBERS[kind]][2] / graph.seconds()
 
 
-def step_s(threads: int, *, on_gpu: bool = False) -> float:
-    """Seconds that one step of a graph takes when its work is nothing."""
-    with _graph(4, on_gpu=on_gpu, threads=threads) as graph:
-        small, vector = graph.matrix("f32", 64, 64), graph.matrix("f32", 64, 1)
+def step_s(threads: int) -> float:
+    """Seconds that a step of a graph takes that is no product: half of them norms, on one thread, half of all."""
+    with _graph(4, on_gpu=False, threads=threads) as graph:
+        vector, weights = graph.matrix("f32", _WIDTH, 1), graph.matrix("f32", _WIDTH, 1)
         for _ in range(_STEPS // 2):
-            product = base().ggml_mul_mat(graph.context, small, vector)
-            vector = pointer(base().ggml_add(graph.context, pointer(product), vector))
+            norm = pointer(base().ggml_rms_norm(graph.context, vector, ctypes.c_float(1e-5)))
+            vector = pointer(base().ggml_mul(graph.context, norm, weights))
         graph.add(vector, steps=_STEPS)
         return graph.seconds() / _STEPS
 
@@ -157,11 +173,11 @@ class _Graph:
 def _graph(tensors: int, *, on_gpu: bool, threads: int) -> Generator[_Graph]:
     room = (tensors + 2 * _STEPS) * 1024 + (1 << 20)
     context = pointer(base().ggml_init(_InitParams(room, None, True)))
-    device = pointer(registry().ggml_backend_dev_by_type(_GPU if on_gpu else _CPU))
+    device = pointer(base().ggml_backend_dev_by_type(_GPU if on_gpu else _CPU))
     backend = pointer(base().ggml_backend_dev_init(device, None))
     try:
         if not on_gpu:
-            cpu().ggml_backend_cpu_set_n_threads(backend, threads)
+            base().ggml_backend_cpu_set_n_threads(backend, threads)
         yield _Graph(context, backend)
     finally:
         base().ggml_backend_free(backend)

@@ -16,8 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import llama_cpp
-
 from citadel.engine import Placement
 from engines import ggml
 from engines.llama_log import log
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from engines.llama_native import Model
     from engines.llama_options import Settings
 
-_KNOWN: Final = ("0.3.36 (0.5.0-dev)",)
-"""Versions of the binding, and of its library, that have the layout which is written down here."""
 _TENSOR_MAP: Final = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
 _ENTRY, _TENSOR_AT, _BUFFER_AT = 40, 32, 8
 """A pair of std::string and pointer; the pointer in it; the buffer's in a tensor."""
@@ -50,6 +46,7 @@ class Placing:
     """`fields` of llama_model_params that make llama.cpp follow the plan. They hold only as long as this does."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
+        ggml.use_huge_pages()
         self.plan = plan
         self._may_map = settings.disk
         self.fields: dict[str, Any] = {}
@@ -83,7 +80,9 @@ class Placing:
         planned = _by_tier(self.plan.tiers, sizes)
         found = self.found(model, table)
         if found is None:
-            log.warning("the placement is not read back: the layout of llama-cpp-python %s is not known", _version())
+            log.warning(
+                "the placement is not read back: the layout of llama-cpp-python %s is not known", ggml.version()
+            )
             return Placement(planned, None, (), tokens_per_s)
         elsewhere = tuple(name for name, tier in found.items() if self.plan.tiers.get(name, tier) != tier)
         log.info("weights by tier, in bytes: planned %s, found %s", planned, _by_tier(found, sizes))
@@ -94,10 +93,6 @@ class Placing:
 
 def _by_tier(tiers: Mapping[str, Tier], sizes: Mapping[str, int]) -> dict[str, int]:
     return {tier: sum(sizes.get(name, 0) for name, where in tiers.items() if where == tier) for tier in TIERS}
-
-
-def _version() -> str:
-    return f"{llama_cpp.__version__} ({lib.llama_version().decode()})"
 
 
 def _may_lock(size: int) -> bool:
@@ -118,7 +113,7 @@ def _of_gpu() -> int:
 
 
 def _of_ram() -> int:
-    return _copy_of_cpus()[0] if _version() in _KNOWN else _of_cpu()
+    return _copy_of_cpus()[0] if ggml.layout_is_known() else _of_cpu()
 
 
 @cache
@@ -155,7 +150,7 @@ class Held:
 
 def buffer_types(model: Model) -> dict[str, Held] | None:
     """How llama.cpp holds each tensor, by name; None where this version's layout is not known."""
-    if _version() not in _KNOWN:
+    if not ggml.layout_is_known():
         return None
     table = lib._lib[_TENSOR_MAP]  # noqa: SLF001 - no function of the binding's gives it
     table.restype = ctypes.POINTER(_Vector)

@@ -1,15 +1,18 @@
 """This machine's bandwidths: measured once by `python -m citadel plan --calibrate`, and kept in the data directory.
 
 RAM's is that of products of a matrix and a vector on the CPU, by the type of the weights, for a machine's cores may be
-what bounds it. The disk's is that of a mapped file whose pages are not in RAM.
+what bounds it. The disk's is that of a mapped file whose pages are not in RAM. What a load does is measured as a load
+does it, and of several passes the middle one counts: memory that was just freed is given out faster than other.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
 import platform
+import statistics
 import tempfile
 import threading
 import time
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from engines import huge_pages
 from engines.plan_cost import Rates, from_json, to_json
 
 if TYPE_CHECKING:
@@ -49,6 +53,13 @@ _STEPS_OF_LAYER: Final = 20
 """Steps of a graph for a layer: norms, products, rotations, attention, activations, sums."""
 _PASSES: Final = 3
 _DISK_BYTES: Final = 512 << 20
+_TOLD: Final = {
+    "disk": "disk, touched page by page",
+    "load": "disk, mapped at once",
+    "copy": "copied from what was mapped",
+    "read": "disk, read",
+}
+"""How the rates of a file are called."""
 _RESIDENT: Final = 0.05
 """If more than this share of a file's pages stay in RAM when the kernel is asked to drop them, it does not drop any."""
 
@@ -90,6 +101,7 @@ def measure(folder: Path, tell: Callable[[str], None], *, kinds: Sequence[str] =
     from engines import ggml  # noqa: PLC0415 - loads llama.cpp, which kept bandwidths do not need
 
     threads, size = len(os.sched_getaffinity(0)), int(scale * max(_PRODUCT_BYTES, 2 * _largest_cache()))
+    ggml.use_huge_pages()
     types: dict[str, float] = {}
     for kind in kinds:
         types[kind] = ggml.products_per_s(kind, size, threads)
@@ -102,17 +114,28 @@ def measure(folder: Path, tell: Callable[[str], None], *, kinds: Sequence[str] =
     else:
         tell("GPU: not measured, llama.cpp has none here")
     with _written(folder, int(_DISK_BYTES * scale)) as file:
-        rates = replace(rates, copy=_best(file, _copied))
-        tell(f"copies of files: {rates.copy / 1e9:.2f} GB/s")
         if not drop(file):
-            tell(
-                f"disk: not measured, the page cache of {folder} can't be dropped; {rates.load / 1e9:.1f} GB/s assumed"
-            )
-            return rates
-        disk = _best(file, partial(_touched, threads=threads), cold=True)
-        load, read = _best(file, _populated, cold=True), _best(file, _copied, cold=True)
-    tell(f"disk of {folder}: {disk / 1e9:.2f} GB/s touched, {load / 1e9:.2f} mapped at once, {read / 1e9:.2f} read")
-    return replace(rates, disk=disk, load=load, read=read)
+            tell(f"{folder}: not measured, its page cache can't be dropped; {rates.load / 1e9:.1f} GB/s assumed")
+            return replace(rates, copy=_size(file) / statistics.median(_mapped(file)[1] for _ in range(_PASSES)))
+        return replace(rates, **_of_disk(file, threads, tell))
+
+
+def _of_disk(file: int, threads: int, tell: Callable[[str], None]) -> dict[str, float]:
+    """What a file on it is read at, by names of `Rates`."""
+    seconds: dict[str, list[float]] = {name: [] for name in _TOLD}
+    for _ in range(_PASSES):
+        drop(file)
+        seconds["disk"].append(_timed(partial(_touched, threads=threads), file))
+        drop(file)
+        seconds["read"].append(_timed(_read, file))
+        drop(file)
+        mapped, copied = _mapped(file)
+        seconds["load"].append(mapped)
+        seconds["copy"].append(copied)
+    rates = {name: _size(file) / statistics.median(times) for name, times in seconds.items()}
+    for name, rate in rates.items():
+        tell(f"{_TOLD[name]}: {rate / 1e9:.2f} GB/s")
+    return rates
 
 
 def _largest_cache() -> int:
@@ -137,16 +160,14 @@ def _written(folder: Path, size: int) -> Generator[int]:
         yield file.fileno()
 
 
-def _best(file: int, read: Callable[[int], None], *, cold: bool = False) -> float:
-    """Bytes per second of a file; `cold`: none of it is in RAM when it is read."""
-    times: list[float] = []
-    for _ in range(_PASSES):
-        if cold:
-            drop(file)
-        began = time.perf_counter()
-        read(file)
-        times.append(time.perf_counter() - began)
-    return os.fstat(file).st_size / min(times)
+def _size(file: int) -> int:
+    return os.fstat(file).st_size
+
+
+def _timed(read: Callable[[int], None], file: int) -> float:
+    began = time.perf_counter()
+    read(file)
+    return time.perf_counter() - began
 
 
 def _touched(file: int, threads: int) -> None:
@@ -161,19 +182,34 @@ def _touched(file: int, threads: int) -> None:
         del data, readers
 
 
-def _populated(file: int) -> None:
-    """As llama.cpp maps a file."""
+def _mapped(file: int) -> tuple[float, float]:
+    """Seconds to map a file as llama.cpp does, and to copy all of it from there."""
+    began = time.perf_counter()
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ).close()
+    with mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ) as pages:
+        mapped = time.perf_counter()
+        with _memory(len(pages)) as memory:
+            memory[:] = pages
+            return mapped - began, time.perf_counter() - mapped
 
 
-def _copied(file: int) -> None:
-    """As a load copies weights, into memory that was never used before."""
-    size = os.fstat(file).st_size
-    with mmap.mmap(-1, size) as memory, memoryview(memory) as view:
+def _read(file: int) -> None:
+    """As a load reads weights that are not mapped."""
+    with _memory(_size(file)) as memory:
         at = 0
-        while at < size:
-            at += os.preadv(file, [view[at:]], at)
+        while at < len(memory):
+            at += os.preadv(file, [memory[at:]], at)
+
+
+@contextmanager
+def _memory(size: int) -> Generator[memoryview]:
+    """Memory as weights get it."""
+    with mmap.mmap(-1, size) as memory:
+        held = ctypes.c_char.from_buffer(memory)
+        huge_pages.prepare(ctypes.addressof(held), size)
+        del held
+        with memoryview(memory) as view:
+            yield view
 
 
 def drop(descriptor: int) -> bool:
@@ -184,8 +220,6 @@ def drop(descriptor: int) -> bool:
 
 def resident(descriptor: int) -> float:
     """The share of a file's pages that are in RAM."""
-    import ctypes  # noqa: PLC0415 - of libc one function, here alone
-
     size = os.fstat(descriptor).st_size
     with mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as pages:
         held = ctypes.c_char.from_buffer(pages)

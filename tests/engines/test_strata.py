@@ -22,7 +22,7 @@ from tiny_moe import CONTEXT, EXPERTS, FORWARD, LAYERS, WIDTH, write
 
 from citadel.engine import Engine, EngineSpec, Job, Need, Sampling
 from citadel.errors import LlmUnavailable
-from engines import adapter, kept, llama_placing, llama_session
+from engines import adapter, ggml, kept, llama_placing, llama_session
 from engines.llama_native import gpu_offload
 
 EXPERT_BYTES = 4 * 3 * EXPERTS * FORWARD * WIDTH
@@ -114,7 +114,7 @@ async def test_where_no_plan_exists_the_need_says_so_and_a_load_is_refused(spec:
 
 
 async def test_a_layout_that_is_not_known_is_not_read(spec: EngineSpec, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(llama_placing, "_version", lambda: "0.9.9 (1.0)")
+    monkeypatch.setattr(ggml, "version", lambda: "0.9.9 (1.0)")
     async with loaded(LLAMA, spec) as plain:
         expected = await said(plain)
     async with loaded(STRATA, spec, place={"_exps": "disk"}) as engine:
