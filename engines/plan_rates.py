@@ -204,7 +204,7 @@ def _read(file: int) -> None:
 @contextmanager
 def _memory(size: int) -> Generator[memoryview]:
     """Memory as weights get it."""
-    with mmap.mmap(-1, size) as memory:
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         held = ctypes.c_char.from_buffer(memory)
         huge_pages.prepare(ctypes.addressof(held), size)
         del held
