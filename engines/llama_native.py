@@ -18,18 +18,10 @@ import numpy as np
 # libgomp reads when it loads how long its threads spin at a barrier. Its own choice is faster by a quarter where
 # nothing else runs, and slower by twenty times with one foreign process on the cores.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# Each thread that computes, so each model, has a team of its own, and once all of them have more threads than there are
-# cores libgomp spins a tenth of that, and sleeps at every barrier; not with this policy. Processes to come, whose
-# OpenMP may be another one that would spin for ever, do not get it.
-_policy: Final = os.environ.get("OMP_WAIT_POLICY")
-os.environ.setdefault("OMP_WAIT_POLICY", "active")
 
-from llama_cpp import llama_cpp  # noqa: E402 - it loads libgomp
+from llama_cpp import llama_cpp
 
-if _policy is None:
-    del os.environ["OMP_WAIT_POLICY"]
-
-from engines import llama_log  # noqa: E402 - see above
+from engines import llama_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
