@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -98,9 +99,20 @@ def measure(folder: Path, tell: Callable[[str], None], *, kinds: Sequence[str] =
 
     It takes about half a minute, a GB of RAM and half of one on the disk of `folder`; `scale` makes both smaller.
     """
+    threads, size = len(os.sched_getaffinity(0)), int(scale * max(_PRODUCT_BYTES, 2 * _largest_cache()))
+    # libgomp's threads stay as long as the one that computed does, and slow down those of a model loaded later.
+    with ThreadPoolExecutor(1) as apart:
+        rates = apart.submit(_of_memory, kinds, size, threads, tell).result()
+    with _written(folder, int(_DISK_BYTES * scale)) as file:
+        if not drop(file):
+            tell(f"{folder}: not measured, its page cache can't be dropped; {rates.load / 1e9:.1f} GB/s assumed")
+            return replace(rates, copy=_size(file) / statistics.median(_mapped(file)[1] for _ in range(_PASSES)))
+        return replace(rates, **_of_disk(file, threads, tell))
+
+
+def _of_memory(kinds: Sequence[str], size: int, threads: int, tell: Callable[[str], None]) -> Rates:
     from engines import ggml  # noqa: PLC0415 - loads llama.cpp, which kept bandwidths do not need
 
-    threads, size = len(os.sched_getaffinity(0)), int(scale * max(_PRODUCT_BYTES, 2 * _largest_cache()))
     ggml.use_huge_pages()
     types: dict[str, float] = {}
     for kind in kinds:
@@ -113,11 +125,7 @@ def measure(folder: Path, tell: Callable[[str], None], *, kinds: Sequence[str] =
         tell(f"GPU: {rates.gpu / 1e9:.1f} GB/s")
     else:
         tell("GPU: not measured, llama.cpp has none here")
-    with _written(folder, int(_DISK_BYTES * scale)) as file:
-        if not drop(file):
-            tell(f"{folder}: not measured, its page cache can't be dropped; {rates.load / 1e9:.1f} GB/s assumed")
-            return replace(rates, copy=_size(file) / statistics.median(_mapped(file)[1] for _ in range(_PASSES)))
-        return replace(rates, **_of_disk(file, threads, tell))
+    return rates
 
 
 def _of_disk(file: int, threads: int, tell: Callable[[str], None]) -> dict[str, float]:
