@@ -37,6 +37,10 @@ lib.llama_backend_init()
 _NO_VOCABULARY: Final = 0
 """llama_vocab_type of a file without one; tokenizing with it aborts."""
 _PIECE_BYTES: Final = 256
+_openmp: Final = ctypes.CDLL(lib._lib._name)  # noqa: SLF001 - where the binding found it; it leads to what it was linked with
+# Of another OpenMP than GNU's it would end the threads of others, too.
+_pause: Final = None if hasattr(_openmp, "__kmpc_fork_call") else getattr(_openmp, "omp_pause_resource_all", None)
+_PAUSE_SOFT: Final = 1
 
 
 class NativeError(Exception):
@@ -53,6 +57,16 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def let_threads_go() -> None:
+    """To be called by a thread that computes no more for now: ends the threads that libgomp keeps for it.
+
+    Once a process keeps more of them than there are cores, libgomp has none of them spin for long, though only those of
+    one model compute: of two models on two cores each then takes more than twice the time for a token.
+    """
+    if _pause is not None:
+        _pause(_PAUSE_SOFT)
 
 
 def built_with_amx() -> bool:

@@ -22,7 +22,7 @@ from engines.llama_context import Batch, Context
 from engines.llama_draft import DRAFTING
 from engines.llama_grammar import Grammars, Matcher
 from engines.llama_log import log
-from engines.llama_native import Model, NativeError, trim_heap
+from engines.llama_native import Model, NativeError, let_threads_go, trim_heap
 from engines.llama_options import Settings, settings_of
 from engines.llama_placing import Placing
 from engines.llama_sampling import Chooser
@@ -235,6 +235,8 @@ class Worker(threading.Thread):
     def _take_orders(self, work: Duty) -> bool:
         """Waits for an order where there is nothing to do; False when told to stop."""
         wait = not work.tasks
+        if wait:
+            let_threads_go()
         while True:
             try:
                 order = self.orders.get(block=wait)

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 
+import psutil
 import pytest
 
 pytest.importorskip("llama_cpp")
@@ -112,6 +113,19 @@ async def test_after_aclose_the_thread_computes_nothing_for_the_job(
     sizes.clear()
     await all_of(engine, jobs.make("What is the capital of France?", 3, ignore_eos=True))
     assert sizes[1:] == [1, 1], "after the prompt one token at a time, and none of another job"
+
+
+async def test_a_model_at_rest_keeps_no_threads_to_compute_with(spec: EngineSpec, jobs: Jobs):
+    threads = psutil.Process().num_threads
+    async with loaded(LLAMA, spec, n_threads=4) as engine:
+        before = most = threads()
+        async with aclosing(engine.generate(jobs.make("Tell a story.", 4, ignore_eos=True))) as running:
+            async for _piece in running:
+                most = max(most, threads())
+        assert most >= before + 3
+        async with asyncio.timeout(30):
+            while threads() > before:  # noqa: ASYNC110 - nobody is told when a thread has ended
+                await asyncio.sleep(0.01)
 
 
 async def test_many_jobs_come_and_go_at_random_moments(engine: Engine, jobs: Jobs):
