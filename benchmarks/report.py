@@ -40,6 +40,9 @@ def context(**more: Any) -> dict[str, Any]:
         "command": plain(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "machine": f"{len(os.sched_getaffinity(0))} cores of {_cpu()}, {psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(("GOMP_", "OMP_"))
+        },
         "commit": _commit(),
         "load": round(os.getloadavg()[0], 1),
         "steal_percent": round(psutil.cpu_times_percent(interval=0.1).steal, 1),

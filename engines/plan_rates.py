@@ -2,7 +2,8 @@
 
 RAM's is that of products of a matrix and a vector on the CPU, by the type of the weights, for a machine's cores may be
 what bounds it. The disk's is that of a mapped file whose pages are not in RAM. What a load does is measured as a load
-does it, and of several passes the middle one counts: memory that was just freed is given out faster than other.
+does it, and of several passes the fastest counts, as of the products: others may run beside, and a virtual machine's
+host may take long to hand out memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 import mmap
 import os
 import platform
-import statistics
 import tempfile
 import threading
 import time
@@ -106,7 +106,7 @@ def measure(folder: Path, tell: Callable[[str], None], *, kinds: Sequence[str] =
     with _written(folder, int(_DISK_BYTES * scale)) as file:
         if not drop(file):
             tell(f"{folder}: not measured, its page cache can't be dropped; {rates.load / 1e9:.1f} GB/s assumed")
-            return replace(rates, copy=_size(file) / statistics.median(_mapped(file)[1] for _ in range(_PASSES)))
+            return replace(rates, copy=_size(file) / min(_mapped(file)[1] for _ in range(_PASSES)))
         return replace(rates, **_of_disk(file, threads, tell))
 
 
@@ -140,7 +140,7 @@ def _of_disk(file: int, threads: int, tell: Callable[[str], None]) -> dict[str, 
         mapped, copied = _mapped(file)
         seconds["load"].append(mapped)
         seconds["copy"].append(copied)
-    rates = {name: _size(file) / statistics.median(times) for name, times in seconds.items()}
+    rates = {name: _size(file) / min(times) for name, times in seconds.items()}
     for name, rate in rates.items():
         tell(f"{_TOLD[name]}: {rate / 1e9:.2f} GB/s")
     return rates
