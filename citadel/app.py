@@ -254,7 +254,7 @@ def _announce(config: Config, port: int, key: NewKey | None) -> None:
     else:
         print(f"For a new key: python -m citadel keys create --member NAME --scope llm --data-dir {data_dir}")
     print(
-        f"Try:\n  curl {base}/v1/chat/completions -H 'Authorization: Bearer {shown}' "
+        f'Try:\n  curl {base}/v1/chat/completions -H "Authorization: Bearer {shown}" '
         "-H 'Content-Type: application/json' \\\n"
         f'    -d \'{{"model": "{config.default_model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}\'',
         flush=True,

@@ -86,12 +86,21 @@ async def test_sigterm_ends_a_stream_with_an_event_and_the_process_with_0(tmp_pa
     assert "Traceback" not in server.log.read_text(encoding="utf-8")
 
 
-async def test_later_starts_print_the_command_for_a_key_and_no_key(tmp_path: Path) -> None:
+async def test_later_starts_print_the_command_for_a_key_and_no_key_and_a_call_that_works_as_printed(
+    tmp_path: Path,
+) -> None:
     folder_with_models(tmp_path)
+    environment = dict(os.environ)
     for first in (True, False):
         server = Process(tmp_path)
         said = await asyncio.to_thread(server.announcement)
         assert (said.key is not None) is first
+        environment["CITADEL_API_KEY"] = said.key or environment["CITADEL_API_KEY"]
+        tried = "\n".join(server.lines[server.lines.index("Try:") + 1 :])
+        done = await asyncio.to_thread(
+            subprocess.run, ["sh", "-c", tried], env=environment, capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "ok"
         command = f"python -m citadel keys create --member NAME --scope llm --data-dir {tmp_path / 'data'}"
         assert any(command in line for line in server.lines) is not first
         assert await asyncio.to_thread(server.stop) == 0
