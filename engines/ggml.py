@@ -17,7 +17,7 @@ import llama_cpp
 
 from engines import huge_pages
 from engines.gguf_header import BLOCKS
-from engines.llama_native import lib
+from engines.llama_native import let_threads_go, lib
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -180,5 +180,6 @@ def _graph(tensors: int, *, on_gpu: bool, threads: int) -> Generator[_Graph]:
             base().ggml_backend_cpu_set_n_threads(backend, threads)
         yield _Graph(context, backend)
     finally:
+        let_threads_go()  # they would slow down a model that is loaded later
         base().ggml_backend_free(backend)
         base().ggml_free(context)

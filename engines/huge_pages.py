@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -29,25 +29,10 @@ def prepare(address: int, size: int) -> None:
     if size < LEAST:
         return
     _advise(first, last - first, _ADVISE_HUGE)
-    pieces = iter(range(first, last, _PIECE))
-    taking = threading.Lock()
-
-    def populate() -> None:
-        while True:
-            with taking:
-                piece = next(pieces, None)
-            if piece is None or not _advise(piece, min(_PIECE, last - piece), _POPULATE):
-                return
-
-    helpers = [threading.Thread(target=populate) for _ in range(_threads() - 1)]
-    started: list[threading.Thread] = []
-    with suppress(RuntimeError):  # no more threads: those that there are do it
-        for helper in helpers:
-            helper.start()
-            started.append(helper)
-    populate()
-    for helper in started:
-        helper.join()
+    # Where there are no more threads to be had, pages are given out as always.
+    with suppress(RuntimeError), ThreadPoolExecutor(_threads()) as helpers:
+        for piece in range(first, last, _PIECE):
+            helpers.submit(_advise, piece, min(_PIECE, last - piece), _POPULATE)
 
 
 def _threads() -> int:

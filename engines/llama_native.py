@@ -37,9 +37,9 @@ lib.llama_backend_init()
 _NO_VOCABULARY: Final = 0
 """llama_vocab_type of a file without one; tokenizing with it aborts."""
 _PIECE_BYTES: Final = 256
-_openmp: Final = ctypes.CDLL(lib._lib._name)  # noqa: SLF001 - where the binding found it; it leads to what it was linked with
+_linked: Final = lib._lib  # noqa: SLF001 - leads to the OpenMP that llama.cpp was linked with
 # Of another OpenMP than GNU's it would end the threads of others, too.
-_pause: Final = None if hasattr(_openmp, "__kmpc_fork_call") else getattr(_openmp, "omp_pause_resource_all", None)
+_pause: Final = None if hasattr(_linked, "__kmpc_fork_call") else getattr(_linked, "omp_pause_resource_all", None)
 _PAUSE_SOFT: Final = 1
 
 

@@ -16,7 +16,6 @@ import platform
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -100,9 +99,7 @@ def measure(folder: Path, tell: Callable[[str], None], *, kinds: Sequence[str] =
     It takes about half a minute, a GB of RAM and half of one on the disk of `folder`; `scale` makes both smaller.
     """
     threads, size = len(os.sched_getaffinity(0)), int(scale * max(_PRODUCT_BYTES, 2 * _largest_cache()))
-    # libgomp's threads stay as long as the one that computed does, and slow down those of a model loaded later.
-    with ThreadPoolExecutor(1) as apart:
-        rates = apart.submit(_of_memory, kinds, size, threads, tell).result()
+    rates = _of_memory(kinds, size, threads, tell)
     with _written(folder, int(_DISK_BYTES * scale)) as file:
         if not drop(file):
             tell(f"{folder}: not measured, its page cache can't be dropped; {rates.load / 1e9:.1f} GB/s assumed")
