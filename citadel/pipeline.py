@@ -240,25 +240,24 @@ class Pipeline:
         ]
         usage, started = Usage(prompt=len(prompt.token_ids)), False
 
-        async def take(choice: int, piece: Piece) -> bool:
-            """Say what the choice's next piece makes known. False where that is all, and its engine may stop."""
+        async def take(choice: int, piece: Piece) -> None:
+            """Say what the choice's next piece makes known."""
             nonlocal usage, started
             self._registry.heard(ticket)
             if not started:
                 started = True
                 await say(Started(engine.info.fingerprint, usage))
-            reader = readers[choice]
-            events = reader.feed(piece)
+            events = readers[choice].feed(piece)
             usage = _usage(usage, readers, piece)
             for event in events:
                 await say(Delta(choice, event, usage))
-            return not reader.finished
 
         self._registry.listen(ticket, len(prompt.token_ids))
         if len(outputs) == 1:
             async with aclosing(outputs[0]) as pieces:
                 async for piece in pieces:
-                    if not await take(0, piece):
+                    await take(0, piece)
+                    if readers[0].finished:
                         break
         else:
             async with aclosing(merge(outputs, lambda choice: readers[choice].finished)) as numbered:

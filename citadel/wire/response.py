@@ -73,15 +73,17 @@ class ChatAnswer:
     def stream(self, event: CallEvent) -> Iterable[Sse] | bytes:
         if isinstance(event, Delta) and isinstance(said := event.event, (Content, Reasoning)):
             if not (self._answering.continuous_usage or (isinstance(said, Content) and said.logprobs)):
-                parts = self._written.get((event.choice, type(said))) or self._around(event.choice, type(said))
-                return orjson.dumps(said.text).join(parts)
+                return orjson.dumps(said.text).join(self._around(event.choice, type(said)))
         elif isinstance(event, Started):
             self._fingerprint = event.fingerprint
         return [(None, chunk) for chunk in chunks(self._answering, event, self._fingerprint)]
 
     def _around(self, choice: int, kind: type[Content | Reasoning]) -> list[bytes]:
-        chunk = _delta_chunk(self._answering, Delta(choice, kind(TEXT), Usage()), self._fingerprint)
-        parts = self._written[choice, kind] = around(chunk)
+        """What stands around the text of a chunk."""
+        parts = self._written.get((choice, kind))
+        if parts is None:
+            chunk = _delta_chunk(self._answering, Delta(choice, kind(TEXT), Usage()), self._fingerprint)
+            parts = self._written[choice, kind] = around(chunk)
         return parts
 
     def failed(self, error: CitadelError) -> list[Sse]:
