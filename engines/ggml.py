@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-import llama_cpp
-
 from engines import huge_pages
 from engines.gguf_header import BLOCKS
+from engines.llama_log import VERSION
 from engines.llama_native import let_threads_go, lib
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def base() -> Any:
 
 
 def version() -> str:
-    return f"{llama_cpp.__version__} ({lib.llama_version().decode()})"
+    return f"{VERSION} ({lib.llama_version().decode()})"
 
 
 def layout_is_known() -> bool:

@@ -6,12 +6,11 @@ import hashlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-import llama_cpp
-
 from citadel.errors import LlmUnavailable
 from engines.gguf_header import NotGguf
 from engines.gguf_parts import MissingPart, known_table, part_number
 from engines.llama_draft import DRAFTING
+from engines.llama_log import VERSION
 from engines.plan_model import Workload, describe, layers_of
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Weights:
         digest = hashlib.sha256(f"{self.path.name}\n{self.path.stat().st_size}\n".encode())
         with self.path.open("rb") as file:
             digest.update(file.read(1 << 20))
-        return f"{engine}-{llama_cpp.__version__}-{digest.hexdigest()[:8]}"
+        return f"{engine}-{VERSION}-{digest.hexdigest()[:8]}"
 
     def sampling_defaults(self) -> dict[str, float]:
         found = {ours: self.table.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}

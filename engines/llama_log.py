@@ -1,21 +1,29 @@
-"""What llama.cpp writes, as records of the logger `citadel.llama`; its errors are kept to say why a load failed.
+"""llama.cpp's binding, imported here and nowhere else; and what llama.cpp writes, as records of `citadel.llama`.
 
-llama.cpp has one log callback for the process and hands it text in fragments, from whatever thread it runs in.
+Errors are kept to say why a load failed. llama.cpp has one log callback for the process and hands it text in fragments,
+from whatever thread it runs in.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from llama_cpp import llama_cpp
+from engines import openmp
+
+with openmp.environment({openmp.COUNT: os.environ.get(openmp.COUNT, openmp.BRIEF)}):
+    import llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-lib: Any = llama_cpp
+lib: Any = llama_cpp.llama_cpp
+"""llama.cpp's functions and structures; the binding's types for them are not what ctypes takes."""
+VERSION: Final[str] = llama_cpp.__version__
+"""The binding's."""
 log = logging.getLogger("citadel.llama")
 
 _LEVELS: Final = {0: logging.INFO, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}

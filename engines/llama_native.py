@@ -15,21 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-# libgomp reads when it loads how long its threads spin at a barrier. Its own choice is faster by a quarter where
-# nothing else runs, and slower by twenty times with one foreign process on the cores.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-from llama_cpp import llama_cpp
-
-from engines import llama_log
+from engines import llama_log, openmp
+from engines.llama_log import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-
-lib: Any = llama_cpp
-"""llama.cpp's functions and structures; the binding's types for them are not what ctypes takes."""
 
 llama_log.install()
 lib.llama_backend_init()
@@ -41,6 +32,7 @@ _linked: Final = lib._lib  # noqa: SLF001 - leads to the OpenMP that llama.cpp w
 # Of another OpenMP than GNU's it would end the threads of others, too.
 _pause: Final = None if hasattr(_linked, "__kmpc_fork_call") else getattr(_linked, "omp_pause_resource_all", None)
 _PAUSE_SOFT: Final = 1
+_watch: Final = openmp.watch(_linked, openmp.NEVER_LONG if lib.llama_supports_gpu_offload() else openmp.Spin())
 
 
 class NativeError(Exception):
@@ -67,6 +59,35 @@ def let_threads_go() -> None:
     """
     if _pause is not None:
         _pause(_PAUSE_SOFT)
+
+
+class Team:
+    """The threads that compute together with the one that enters this."""
+
+    def __init__(self, context: Mapping[str, Any]) -> None:
+        """`context` has the parameters of llama.cpp's context that say how many they are."""
+        self._threads = min(context["n_threads"], context["n_threads_batch"])
+        self._watch = _watch if self._threads > 1 else None
+        self._working = False
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rest()
+
+    def work(self) -> None:
+        """To be called before a step."""
+        if self._watch and not self._working:
+            self._working = True
+            self._watch.at_work(self._threads)
+
+    def rest(self) -> None:
+        """To be called when there is nothing to compute for now."""
+        let_threads_go()
+        if self._watch and self._working:
+            self._working = False
+            self._watch.at_rest(self._threads)
 
 
 def built_with_amx() -> bool:

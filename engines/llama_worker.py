@@ -22,7 +22,7 @@ from engines.llama_context import Batch, Context
 from engines.llama_draft import DRAFTING
 from engines.llama_grammar import Grammars, Matcher
 from engines.llama_log import log
-from engines.llama_native import Model, NativeError, let_threads_go, trim_heap
+from engines.llama_native import Model, NativeError, Team, trim_heap
 from engines.llama_options import Settings, settings_of
 from engines.llama_placing import Placing
 from engines.llama_sampling import Chooser
@@ -180,12 +180,12 @@ class Worker(threading.Thread):
             if not model.generates_text:
                 raise LlmUnavailable(self._spec.model, f"a {model.architecture} model does not generate text")
             placement = self._placement(placing, model, weights)
-            with self._opened(settings, weights, model, placement) as (work, ready):
+            with self._opened(settings, weights, model, placement) as (work, ready), Team(settings.context) as team:
                 if self._cancelled:
                     return
                 self._report(1.0)
                 self._tell(ready)
-                self._serve(work)
+                self._serve(work, team)
         except NativeError as error:
             raise LlmUnavailable(self._spec.model, str(error)) from None
         finally:
@@ -224,19 +224,19 @@ class Worker(threading.Thread):
         self._reached = max(self._reached, min(1.0, fraction))
         self._progress(self._reached)
 
-    def _serve(self, work: Duty) -> None:
-        while self._take_orders(work):
+    def _serve(self, work: Duty, team: Team) -> None:
+        while self._take_orders(work, team):
             if work.tasks:
+                team.work()
                 work.step()
             if work.news:
                 self._tell(work.news)
                 work.news = []
 
-    def _take_orders(self, work: Duty) -> bool:
+    def _take_orders(self, work: Duty, team: Team) -> bool:
         """Waits for an order where there is nothing to do; False when told to stop."""
-        wait = not work.tasks
-        if wait:
-            let_threads_go()
+        if wait := not work.tasks:
+            team.rest()
         while True:
             try:
                 order = self.orders.get(block=wait)

@@ -34,7 +34,7 @@ OWNERS = {
     "sqlite3": ("citadel.accounts.store",),
     "vllm": ("engines",),
     "torch": ("engines",),
-    "llama_cpp": ("engines",),
+    "llama_cpp": ("engines.llama_log",),
     "pynvml": ("citadel.runtime.memory", "citadel.runtime.machine", "engines"),
     "psutil": ("citadel.runtime.memory", "citadel.runtime.machine", "engines"),
     "huggingface_hub": ("citadel.runtime.sources", "engines"),

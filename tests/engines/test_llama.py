@@ -122,7 +122,7 @@ async def test_a_model_at_rest_keeps_no_threads_to_compute_with(spec: EngineSpec
         async with aclosing(engine.generate(jobs.make("Tell a story.", 4, ignore_eos=True))) as running:
             async for _piece in running:
                 most = max(most, threads())
-        assert most >= before + 3
+        assert most >= before + 2, "three came, and an idle one may have gone"
         async with asyncio.timeout(30):
             while threads() > before:  # noqa: ASYNC110 - nobody is told when a thread has ended
                 await asyncio.sleep(0.01)
