@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engines import llama_log
-from engines.llama_native import NativeError, assign, freed_with, lib, reason
+from engines.llama_native import NativeError, Team, assign, freed_with, lib, reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,6 +108,7 @@ class Context:
         self.handle = handle = make_context(model, params)
         self._model = model
         self._free = freed_with(self, lib.llama_free, handle)
+        self.team = Team(handle)
         self._memory = lib.llama_get_memory(handle)
         if not self._memory:
             raise NativeError(f'a {model.architecture} model makes embeddings and no text: set task = "embed"')
@@ -126,6 +127,7 @@ class Context:
         self._outputs: list[int] = []
 
     def close(self) -> None:
+        self.team.rest()
         self._free()
 
     def decode(self, batch: Batch) -> int:
@@ -133,6 +135,7 @@ class Context:
         batch.check(self.batch_size, self.sequences, self._model.vocabulary.size)
         if len(batch.outputs) > self.most_outputs:
             raise NativeError(f"a batch asks for {len(batch.outputs)} outputs where {self.most_outputs} fit")
+        self.team.work()
         code = int(lib.llama_decode(self.handle, batch.struct))
         self._outputs = list(batch.outputs) if code == 0 else []
         return code

@@ -15,7 +15,7 @@ from citadel.engine import EmbedJob, EngineInfo
 from citadel.errors import EdgeError
 from engines import embedding, llama_files
 from engines.llama_context import Batch, make_context
-from engines.llama_native import NativeError, assign, freed_with, lib
+from engines.llama_native import NativeError, Team, assign, freed_with, lib
 from engines.llama_worker import Begin, Duty, Happened, Ready, Worker
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class EmbedContext:
         params.embeddings = True
         self._handle = handle = make_context(model, params)
         self._free = freed_with(self, lib.llama_free, handle)
+        self.team = Team(handle)
         if lib.llama_pooling_type(handle) not in _POOLED:
             self.close()
             raise NativeError("the file does not say how a text's vector is made of its tokens'; set pooling")
@@ -70,6 +71,7 @@ class EmbedContext:
         self._batch = Batch(self.size)
 
     def close(self) -> None:
+        self.team.rest()
         self._free()
 
     def vectors(self, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
@@ -79,6 +81,7 @@ class EmbedContext:
         for sequence, text in enumerate(texts):
             batch.add(sequence, 0, text, outputs=len(text))
         batch.check(self.size, _AT_ONCE, self._vocabulary.size)
+        self.team.work()
         code = int(lib.llama_decode(self._handle, batch.struct))
         if code != 0:
             raise NativeError(f"llama_decode failed with code {code}")
@@ -106,6 +109,7 @@ class Embedder:
     def __init__(self, context: EmbedContext) -> None:
         self.tasks: dict[str, _Task] = {}
         self.news: list[Happened] = []
+        self.team = context.team
         self._context = context
 
     def begin(self, order: Begin) -> None:

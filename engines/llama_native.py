@@ -62,32 +62,32 @@ def let_threads_go() -> None:
 
 
 class Team:
-    """The threads that compute together with the one that enters this."""
+    """The threads that compute in a context of llama.cpp."""
 
-    def __init__(self, context: Mapping[str, Any]) -> None:
-        """`context` has the parameters of llama.cpp's context that say how many they are."""
-        self._threads = min(context["n_threads"], context["n_threads_batch"])
-        self._watch = _watch if self._threads > 1 else None
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._threads = self._set = (int(lib.llama_n_threads(handle)), int(lib.llama_n_threads_batch(handle)))
+        self._watch = _watch if min(self._threads) > 1 else None
         self._working = False
 
-    def __enter__(self) -> Team:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.rest()
-
     def work(self) -> None:
-        """To be called before a step."""
-        if self._watch and not self._working:
+        """To be called before computing, by the thread that does. With fewer threads while other models compute."""
+        if self._watch is None:
+            return
+        if not self._working:
             self._working = True
-            self._watch.at_work(self._threads)
+            self._watch.at_work(min(self._threads))
+        wanted = (self._watch.share(self._threads[0]), self._watch.share(self._threads[1]))
+        if wanted != self._set:
+            self._set = wanted
+            lib.llama_set_n_threads(self._handle, *wanted)
 
     def rest(self) -> None:
-        """To be called when there is nothing to compute for now."""
+        """To be called when there is nothing to compute for now, by the same thread."""
         let_threads_go()
         if self._watch and self._working:
             self._working = False
-            self._watch.at_rest(self._threads)
+            self._watch.at_rest(min(self._threads))
 
 
 def built_with_amx() -> bool:

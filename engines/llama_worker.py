@@ -22,7 +22,7 @@ from engines.llama_context import Batch, Context
 from engines.llama_draft import DRAFTING
 from engines.llama_grammar import Grammars, Matcher
 from engines.llama_log import log
-from engines.llama_native import Model, NativeError, Team, trim_heap
+from engines.llama_native import Model, NativeError, trim_heap
 from engines.llama_options import Settings, settings_of
 from engines.llama_placing import Placing
 from engines.llama_sampling import Chooser
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from citadel.engine import EmbedJob, EngineFinish, EngineSpec, Placement, Progress, Vector
-    from engines.llama_native import Vocabulary
+    from engines.llama_native import Team, Vocabulary
     from engines.llama_sampling import Choice
     from engines.llama_step import Step, Work
 
@@ -131,6 +131,7 @@ class Duty(Protocol):
     """What the thread does between two orders: `step()` computes once for all tasks; `news` is what came of it."""
 
     news: list[Happened]
+    team: Team
 
     @property
     def tasks(self) -> Mapping[str, Any]: ...
@@ -179,13 +180,12 @@ class Worker(threading.Thread):
             model = Model.load(weights.path, {**settings.model, **placing.fields}, self._go_on)
             if not model.generates_text:
                 raise LlmUnavailable(self._spec.model, f"a {model.architecture} model does not generate text")
-            placement = self._placement(placing, model, weights)
-            with self._opened(settings, weights, model, placement) as (work, ready), Team(settings.context) as team:
+            with self._opened(settings, weights, model, self._placement(placing, model, weights)) as (work, ready):
                 if self._cancelled:
                     return
                 self._report(1.0)
                 self._tell(ready)
-                self._serve(work, team)
+                self._serve(work)
         except NativeError as error:
             raise LlmUnavailable(self._spec.model, str(error)) from None
         finally:
@@ -224,19 +224,18 @@ class Worker(threading.Thread):
         self._reached = max(self._reached, min(1.0, fraction))
         self._progress(self._reached)
 
-    def _serve(self, work: Duty, team: Team) -> None:
-        while self._take_orders(work, team):
+    def _serve(self, work: Duty) -> None:
+        while self._take_orders(work):
             if work.tasks:
-                team.work()
                 work.step()
             if work.news:
                 self._tell(work.news)
                 work.news = []
 
-    def _take_orders(self, work: Duty, team: Team) -> bool:
+    def _take_orders(self, work: Duty) -> bool:
         """Waits for an order where there is nothing to do; False when told to stop."""
         if wait := not work.tasks:
-            team.rest()
+            work.team.rest()
         while True:
             try:
                 order = self.orders.get(block=wait)
@@ -271,6 +270,7 @@ class Decoder:
         )
         self.tasks: dict[str, _Task] = {}
         self.news: list[Happened] = []
+        self.team = context.team
         self.planner = Planner(limits, Archive(settings.prompt_cache))
         self._context = context
         self._vocabulary = vocabulary

@@ -76,6 +76,7 @@ class Watch(threading.Thread):
         self._spin = spin
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._working: list[int] = []
+        self._asked = 0
         self._kept = 0
         self._wall = self._cpu = 0.0
 
@@ -86,6 +87,14 @@ class Watch(threading.Thread):
     def at_rest(self, threads: int) -> None:
         """It computes no more for now."""
         self._orders.put(-threads)
+
+    def share(self, threads: int) -> int:
+        """With how many of its threads a model is to compute, so that all that compute have no more than cores.
+
+        With more, none of them spins for long, and each wakes up to find the cores taken.
+        """
+        asked = self._asked
+        return threads if asked <= self._cores else max(1, threads * self._cores // asked)
 
     def run(self) -> None:
         self.keep()
@@ -103,6 +112,7 @@ class Watch(threading.Thread):
             self._working.append(order)
         else:
             self._working.remove(-order)
+        self._asked = sum(self._working)
         self._got()  # from here on
         if self._working:
             self.look(1.0)  # else not at once: a model that rests may soon be asked again
@@ -130,7 +140,7 @@ class Watch(threading.Thread):
     def _got(self) -> float:
         """As `looked` takes it."""
         before, self._wall, self._cpu = (self._wall, self._cpu), time.monotonic(), time.process_time()
-        asked = (self._wall - before[0]) * min(sum(self._working), self._cores)
+        asked = (self._wall - before[0]) * min(self._asked, self._cores)
         return (self._cpu - before[1]) / asked if asked else 1.0
 
 

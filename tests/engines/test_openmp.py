@@ -74,6 +74,15 @@ def test_idle_threads_are_as_many_as_make_one_more_than_cores():
     assert told.idle == [2, 0, 2, 4, 2]
 
 
+def test_models_that_compute_at_the_same_time_share_the_cores():
+    watch = Watch(Told(), 8, Spin())
+    shares: list[tuple[int, ...]] = []
+    for order in (8, 8, 2, 2, -8, -8):
+        watch.take(order)
+        shares.append((watch.share(8), watch.share(2), watch.share(1)))
+    assert shares == [(8, 2, 1), (4, 1, 1), (3, 1, 1), (3, 1, 1), (5, 1, 1), (8, 2, 1)]
+
+
 def test_a_model_that_is_asked_again_at_once_finds_it_as_it_was():
     told = Told()
     watch = Watch(told, 2, Spin())
