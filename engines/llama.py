@@ -7,6 +7,7 @@
     llama_cache.py     the prompts that lost their place
     llama_sampling.py  a token from logits; llama_grammar.py, llama_text.py beside it
     llama_native.py    llama.cpp's model, llama_context.py its compute, guarded against what would abort the process
+    openmp.py          how long the threads that compute spin, and how models share the cores
     llama_files.py     what a model's files are; llama_options.py the keys of models.toml
     llama_room.py      what a load takes and where its weights go; strata.py says which files plan that
 

@@ -89,12 +89,14 @@ class Watch(threading.Thread):
         self._orders.put(-threads)
 
     def share(self, threads: int) -> int:
-        """With how many of its threads a model is to compute, so that all that compute have no more than cores.
+        """With how many of its threads a model is to compute, so that several that do have no more than cores.
 
         With more, none of them spins for long, and each wakes up to find the cores taken.
         """
         asked = self._asked
-        return threads if asked <= self._cores else max(1, threads * self._cores // asked)
+        if asked <= self._cores or len(self._working) < 2:
+            return threads
+        return max(1, threads * self._cores // asked)
 
     def run(self) -> None:
         self.keep()

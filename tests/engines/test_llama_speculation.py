@@ -61,6 +61,7 @@ class ExactContext:
     """
 
     batch_size, sequences, cells, can_trim, window, copied, can_share = 64, 4, 600, True, 0, 0, True
+    team = None
 
     def __init__(self) -> None:
         self.held: list[list[int]] = [[] for _ in range(self.sequences)]

@@ -83,6 +83,12 @@ def test_models_that_compute_at_the_same_time_share_the_cores():
     assert shares == [(8, 2, 1), (4, 1, 1), (3, 1, 1), (3, 1, 1), (5, 1, 1), (8, 2, 1)]
 
 
+def test_a_model_that_computes_alone_has_the_threads_that_its_owner_gave_it():
+    watch = Watch(Told(), 2, Spin())
+    watch.take(4)
+    assert watch.share(4) == 4
+
+
 def test_a_model_that_is_asked_again_at_once_finds_it_as_it_was():
     told = Told()
     watch = Watch(told, 2, Spin())
