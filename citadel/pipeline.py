@@ -37,8 +37,7 @@ from citadel.runtime.entry import Ticket
 from citadel.runtime.installed import Prepared
 from citadel.runtime.registry import Registry
 from citadel.text import formats, inputs, prompts
-from citadel.text.formats import Format
-from citadel.text.prompts import Grammars, Prompt
+from citadel.text.prompts import Grammars, Prompt, Spoken
 from citadel.text.reader import Reader
 
 log = structlog.get_logger("citadel.pipeline")
@@ -80,7 +79,7 @@ class Pipeline:
         self._registry = registry
         self._ledger = ledger
         self._metrics = metrics
-        self._formats: dict[tuple[str, bool], Format] = {}
+        self._formats: dict[tuple[str, bool], Spoken] = {}
         """By model, and whether it is offered tools."""
         self._grammars = Grammars()
         self._warm = False
@@ -160,8 +159,8 @@ class Pipeline:
         return replace(prompt, grammar=await self._grammar(request, prompt, prepared.tokenizer))
 
     async def _rendered(self, request: ChatRequest, body_bytes: int, settings: Model, prepared: Prepared) -> Prompt:
-        fmt = self._format(request.model, settings.format, prepared, calls=bool(request.tools))
-        making = request, prepared.tokenizer, prepared.chat_template, fmt
+        spoken = self._format(request.model, settings.format, prepared, calls=bool(request.tools))
+        making = request, prepared.tokenizer, prepared.chat_template, spoken
         if self._warm and body_bytes <= _INLINE_BYTES:
             return prompts.make(*making)
         prompt = await asyncio.to_thread(prompts.make, *making)
@@ -180,13 +179,13 @@ class Pipeline:
         grammar = self._grammars[key]
         return grammar and grammar.text
 
-    def _format(self, model: str, name: str, prepared: Prepared, *, calls: bool) -> Format:
+    def _format(self, model: str, name: str, prepared: Prepared, *, calls: bool) -> Spoken:
         """The configured format, or the one that the template and the special tokens are recognised by."""
         if (model, calls) not in self._formats:
             special_tokens = tuple(prepared.tokenizer.special_tokens.values())
             found = formats.FORMATS.get(name) or formats.recognise(prepared.chat_template, special_tokens)
             used = prompts.with_calls(found, prepared.chat_template) if calls else found
-            self._formats[model, calls] = used
+            self._formats[model, calls] = prompts.spoken(used, prepared.tokenizer)
             log.info("format", model=model, format=used.name, configured=name, for_calls=calls)
         return self._formats[model, calls]
 
@@ -199,7 +198,7 @@ class Pipeline:
         """The name of the format that the model's output is read in; None until it is recognised."""
         name = self._registry.config.models[model].format
         used = self._formats.get((model, False)) or self._formats.get((model, True))
-        return used.name if used is not None else (None if name == "auto" else name)
+        return used.format.name if used is not None else (None if name == "auto" else name)
 
     async def _answer(
         self, call: AnyCall, settings: Model, prompt: Prompt | Texts, ticket: Ticket, say: SayAnswer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -37,10 +37,25 @@ class Prompt:
     grammar: str | None = None
 
 
-def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, fmt: Format) -> Prompt:
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A format as one model speaks it. `marker_ids` of those of its markers that are one token to the model."""
+
+    format: Format
+    marker_ids: Mapping[str, int]
+
+
+def spoken(fmt: Format, tokenizer: Tokenizer) -> Spoken:
+    token_id = token_id_in(tokenizer)
+    markers = {marker for each in fmt.thinking for marker in (each.open.strip(), each.close)}
+    return Spoken(fmt, {marker: id_ for marker in markers if (id_ := token_id(marker)) is not None})
+
+
+def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, model: Spoken) -> Prompt:
     """Renders and tokenizes. The first call takes longer, for it imports what renders."""
     if request.prompt is not None:
         return _raw(request, request.prompt, tokenizer)
+    fmt, ids = model.format, model.marker_ids
     source = chat_template or template.FALLBACK
     thinks = request.template_kwargs.get("enable_thinking") is not False
     text = _text(request, tokenizer, chat_template, fmt, thinks=thinks)
@@ -50,10 +65,10 @@ def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, 
         in_reasoning=any(template.opens_reasoning(text, each.open) for each in fmt.thinking),
         stops=request.stop,
         call_is_the_answer=isinstance(request.tool_choice, NamedTool),
-        reasoning_end_ids=_single_tokens(tokenizer, [each.close for each in fmt.thinking]),
+        reasoning_end_ids=frozenset(ids[each.close] for each in fmt.thinking if each.close in ids),
         new_id=lambda: tool_call_id(fmt.id_style, secrets.randbits(64)),
     )
-    return Prompt(tokenizer.encode(text), reading, tokenizer, _opens_itself(fmt, source, tokenizer, thinks=thinks))
+    return Prompt(tokenizer.encode(text), reading, tokenizer, _opens_itself(model, source, thinks=thinks))
 
 
 def _raw(request: ChatRequest, prompt: str | tuple[int, ...], tokenizer: Tokenizer) -> Prompt:
@@ -69,12 +84,12 @@ def _raw(request: ChatRequest, prompt: str | tuple[int, ...], tokenizer: Tokeniz
     return Prompt(tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt), reading, tokenizer, ())
 
 
-def _opens_itself(fmt: Format, source: str, tokenizer: Tokenizer, *, thinks: bool) -> tuple[Thinking, ...]:
+def _opens_itself(model: Spoken, source: str, *, thinks: bool) -> tuple[Thinking, ...]:
     """The markers that the model knows: its template mentions them, or they are tokens."""
-    if fmt.channels or not thinks:
-        return fmt.thinking if fmt.channels else ()
-    knows = token_id_in(tokenizer)
-    return tuple(one for one in fmt.thinking if one.open.strip() in source or knows(one.open.strip()) is not None)
+    thinking = model.format.thinking
+    if model.format.channels or not thinks:
+        return thinking if model.format.channels else ()
+    return tuple(one for one in thinking if (marker := one.open.strip()) in source or marker in model.marker_ids)
 
 
 def _text(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, fmt: Format, *, thinks: bool) -> str:
@@ -160,9 +175,3 @@ class Grammars:
 def _choice(request: ChatRequest) -> list[str]:
     choice = request.tool_choice
     return ["named", choice.name] if isinstance(choice, NamedTool) else [choice]
-
-
-def _single_tokens(tokenizer: Tokenizer, texts: list[str]) -> frozenset[int]:
-    """The ids of those texts that are one token each."""
-    ids = map(token_id_in(tokenizer), texts)
-    return frozenset(each for each in ids if each is not None)

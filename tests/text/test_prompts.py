@@ -77,8 +77,9 @@ def test_calls_are_read_in_the_notation_in_which_they_were_told() -> None:
 
 def keyed(*, thinking: bool = False, **fields: Any) -> prompts.Key | None:
     template = ROLES + ("<think>" if thinking else "")
-    request = asking(**fields)
-    return prompts.grammar_key(request, prompts.make(request, ReplayTokenizer("", {}), template, FORMATS["hermes"]))
+    request, tokenizer = asking(**fields), ReplayTokenizer("", {})
+    hermes = prompts.spoken(FORMATS["hermes"], tokenizer)
+    return prompts.grammar_key(request, prompts.make(request, tokenizer, template, hermes))
 
 
 def test_a_grammar_is_known_by_all_that_determines_it() -> None:
