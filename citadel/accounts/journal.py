@@ -40,6 +40,8 @@ class AsyncStore:
         self._store = self._thread.submit(Store, data_dir).result()
         self._pending: deque[Callable[[Store], None]] = deque()
         """Writes not done yet, oldest first; only the thread takes from it."""
+        self._called = False
+        """Whether the thread has been told of writes that it has not looked at yet."""
 
     # -- reads
 
@@ -81,7 +83,9 @@ class AsyncStore:
 
     def _write(self, change: Callable[[Store], None]) -> None:
         self._pending.append(change)
-        self._thread.submit(self._flush)
+        if not self._called:  # what comes until it looks is written with it: waking it costs as much as a write
+            self._called = True
+            self._thread.submit(self._flush)
 
     def _after_writes(self, work: Callable[[Store], T]) -> T:
         self._flush()
@@ -89,6 +93,7 @@ class AsyncStore:
 
     def _flush(self) -> None:
         """In the thread: all writes that wait, in one transaction; all of them wait on if it fails."""
+        self._called = False
         changes = list(self._pending)
         if not changes:
             return
