@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from vllm.exceptions import VLLMClientError
-from vllm.inputs import tokens_input
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -31,7 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from citadel.engine import EmbedJob, EngineFinish, EngineInfo, EngineSpec, Job, Piece, Vector
 from citadel.errors import BadRequest, CitadelError, EdgeError, EngineRestarted, LlmUnavailable
 from citadel.messages import TokenLogprob
-from engines import embedding, hyperqwen_embed
+from engines import embedding, hyperqwen_embed, hyperqwen_inbox
 from engines.hf_tokenizer import HfTokenizer
 from engines.hyperqwen_jobs import blamed, parameters
 from engines.hyperqwen_process import Processes
@@ -116,30 +115,30 @@ class VllmEngine:
             raise BadRequest(f"{self._model.name} makes embeddings and no text")
         wanted = parameters(job, self._model.limits)
         llm, tokenizer = self._parts.llm, self._tokenizer
-        outputs = llm.generate(tokens_input(list(job.prompt)), wanted, job.id)
         logprobs = job.sampling.logprobs
         started = ended = False
         unshown: tuple[int, ...] = ()
         self._running.add(job.id)
         try:
-            async with aclosing(outputs):
-                async for output in outputs:
-                    part = output.outputs[0]
-                    token_ids = tuple(part.token_ids)
-                    text, finish = part.text, None
-                    if part.finish_reason is not None:
-                        ended = True
-                        finish = self._finish(part.finish_reason, job, started)
-                        text += _cut_character(tokenizer, unshown + token_ids, finish)
-                    started = True
-                    unshown = token_ids if text else unshown + token_ids
-                    yield Piece(
-                        text,
-                        token_ids,
-                        output.num_cached_tokens or 0,
-                        () if logprobs is None else _logprobs(tokenizer, part, logprobs),
-                        finish,
-                    )
+            inbox = await hyperqwen_inbox.ask(llm, job, wanted)
+            while not ended:
+                output = inbox.get_nowait() or await inbox.get()
+                part = output.outputs[0]
+                token_ids = tuple(part.token_ids)
+                text, finish = part.text, None
+                if part.finish_reason is not None:
+                    ended = True
+                    finish = self._finish(part.finish_reason, job, started)
+                    text += _cut_character(tokenizer, unshown + token_ids, finish)
+                started = True
+                unshown = token_ids if text else unshown + token_ids
+                yield Piece(
+                    text,
+                    token_ids,
+                    output.num_cached_tokens or 0,
+                    () if logprobs is None else _logprobs(tokenizer, part, logprobs),
+                    finish,
+                )
         except CitadelError:
             raise
         except Exception as error:
