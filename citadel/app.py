@@ -40,6 +40,7 @@ from citadel.http.body import BodyReader
 from citadel.http.gate import Gate
 from citadel.http.guard import guarded
 from citadel.http.middleware import MIDDLEWARES, finish_headers
+from citadel.http.outbox import Outbox
 from citadel.http.server import connections
 from citadel.http.services import SERVICES, Services
 from citadel.metrics import Metrics
@@ -103,6 +104,7 @@ async def services(config: Config) -> AsyncGenerator[Services]:
             metrics=metrics,
             gate=Gate(),
             bodies=BodyReader(config.server.max_body_bytes),
+            outbox=Outbox(),
             started_at=int(time.time()),
         )
     finally:

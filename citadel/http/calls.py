@@ -69,7 +69,7 @@ async def answer(
 ) -> web.StreamResponse:
     services = request.app[SERVICES]
     if call.request.stream:
-        return await stream.send(request, dialect, lambda say: services.pipeline.run(call, say), services.gate)
+        return await stream.send(request, dialect, lambda say: services.pipeline.run(call, say))
     said: list[CallEvent] = []
 
     async def keep(event: CallEvent) -> None:

@@ -16,7 +16,7 @@ from citadel.http.guard import Route
 from citadel.http.middleware import json_response
 from citadel.http.routes_admin import model_view
 from citadel.http.services import SERVICES, Services
-from citadel.http.stream import HEADERS, Sender
+from citadel.http.stream import Sender
 from citadel.metrics import MINUTES, Throughput
 from citadel.runtime import memory
 
@@ -30,8 +30,7 @@ async def once(request: web.Request) -> web.Response:
 
 async def stream(request: web.Request) -> web.StreamResponse:
     """A snapshot a second, until the reader goes, or falls too far behind, or the server ends."""
-    response = web.StreamResponse(headers=HEADERS)
-    sender = Sender(request, response)
+    sender = Sender(request)
     while True:
         await sender.write(b"data: " + orjson.dumps(await snapshot(request.app[SERVICES])) + b"\n\n")
         await asyncio.sleep(EVERY_S)

@@ -13,6 +13,7 @@ from citadel.accounts.quota import Ledger
 from citadel.config import Config
 from citadel.http.body import BodyReader
 from citadel.http.gate import Gate
+from citadel.http.outbox import Outbox
 from citadel.metrics import Metrics
 from citadel.pipeline import Pipeline
 from citadel.runtime.registry import Registry
@@ -29,6 +30,7 @@ class Services:
     metrics: Metrics
     gate: Gate
     bodies: BodyReader
+    outbox: Outbox
     started_at: int
 
     @property

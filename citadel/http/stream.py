@@ -15,7 +15,7 @@ import structlog
 from aiohttp import HttpVersion11, web
 
 from citadel.errors import CitadelError, Internal
-from citadel.http.gate import Gate
+from citadel.http.services import SERVICES
 from citadel.messages import CallEvent, Waiting
 from citadel.pipeline import Say
 from citadel.wire.dialect import Dialect, Sse
@@ -25,16 +25,15 @@ log = structlog.get_logger("citadel.http")
 MAX_BEHIND_S: Final = 60
 MAX_BEHIND_BYTES: Final = 4 * 2**20
 """A reader that is further behind than this is dropped; what its answer made so far is charged."""
-HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _DONE: Final = b"data: [DONE]\n\n"
 
 
 async def send(
-    request: web.Request, dialect: Dialect, run: Callable[[Say], Coroutine[Any, Any, None]], gate: Gate
+    request: web.Request, dialect: Dialect, run: Callable[[Say], Coroutine[Any, Any, None]]
 ) -> web.StreamResponse:
     """Answer with the events that `run` says. Raises what it raises before the first of them."""
-    response = web.StreamResponse(headers=HEADERS)
-    sender = Sender(request, response)
+    sender = Sender(request)
     done = _DONE if dialect.ends_with_done else b""
 
     async def say(event: CallEvent) -> None:
@@ -42,23 +41,23 @@ async def send(
             await sender.write(data)
 
     try:
-        with gate.call():
+        with request.app[SERVICES].gate.call():
             # In a task of its own: each piece wakes it through all the calls it stands in, and a handler's are fifteen.
             await asyncio.create_task(run(say))
         if done:
             await sender.write(done)
     except CitadelError as error:
-        if not response.prepared:
+        if not sender.began:
             raise
         await sender.write(b"".join(map(_event, dialect.failed(error))) + done)
     except ConnectionError:
         raise
     except Exception:
-        if not response.prepared:
+        if not sender.began:
             raise
         log.exception("fault of the server")
         await sender.write(b"".join(map(_event, dialect.failed(Internal()))) + done)
-    return response
+    return sender.ended()
 
 
 def _lines(dialect: Dialect, event: CallEvent) -> bytes:
@@ -84,41 +83,74 @@ def _event(event: Sse) -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
+class _Events(web.StreamResponse):
+    """The headers leave with the first chunk, and the `last` chunk with the end: each would be a write of its own."""
+
+    _send_headers_immediately = False
+    last = b""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await super().write_eof(data + self.last)
+
+
 class Sender:
     """Writes without waiting for the reader, and drops one that is too far behind: the engine does not wait either.
 
-    What follows the headers goes to the transport in chunks of HTTP/1.1; through aiohttp it costs twice as much.
+    What follows the first chunk goes to the transport in chunks of HTTP/1.1, through the server's outbox; through
+    aiohttp it costs twice as much.
     """
 
-    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
+    def __init__(self, request: web.Request) -> None:
         self._request = request
-        self._response = response
+        self._response = _Events(headers=_HEADERS)
+        self._outbox = request.app[SERVICES].outbox
         self._transport: asyncio.Transport | None = None
         """Once the headers are written."""
         self._chunked = request.version == HttpVersion11
         if self._chunked:
-            response.enable_chunked_encoding()
+            self._response.enable_chunked_encoding()
         self._now = asyncio.get_running_loop().time
+        self._due: list[bytes] = []
+        """What is to be written at the end of the event loop's turn."""
         self._written = 0
         self._unread: deque[tuple[int, float]] = deque()
         """How much was written when, of what has not left."""
+
+    @property
+    def began(self) -> bool:
+        """Whether the answer has a status by now."""
+        return self._response.prepared
+
+    def ended(self) -> web.StreamResponse:
+        """The answer, with what is still to be written: nothing may follow it."""
+        self._response.last = b"".join(self._due)
+        self._due.clear()
+        return self._response
 
     async def write(self, data: bytes) -> None:
         """Raises ConnectionError when the reader is gone, or is sent away."""
         transport = self._transport
         if transport is None:
-            transport = await self._begin(data)
-        else:
-            if self._unread:
-                self._check(transport, len(data))
-            if transport.is_closing():
-                raise ConnectionResetError("the reader is gone")
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        self._written += len(data)
-        if transport.get_write_buffer_size():  # what has left at once, as for a reader that keeps up, needs no time
-            self._unread.append((self._written, self._now()))
+            await self._begin(data)
+            return
+        if self._unread:
+            self._check(transport, len(data))
+        if transport.is_closing():
+            raise ConnectionResetError("the reader is gone")
+        if not self._due:
+            self._outbox.add(self)
+        self._due.append(data)
 
-    async def _begin(self, data: bytes) -> asyncio.Transport:
+    def flush(self) -> None:
+        """Write what is due, as one chunk; nothing to a reader that is gone."""
+        due, transport = self._due, self._transport
+        if due and transport is not None and not transport.is_closing():
+            data = due[0] if len(due) == 1 else b"".join(due)
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            self._wrote(transport, len(data))
+        due.clear()
+
+    async def _begin(self, data: bytes) -> None:
         """The headers, and with them what comes first."""
         await self._response.prepare(self._request)
         transport = self._request.transport
@@ -128,7 +160,12 @@ class Sender:
         transport.set_write_buffer_limits(high=2 * MAX_BEHIND_BYTES)
         await self._response.write(data)
         self._transport = transport
-        return transport
+        self._wrote(transport, len(data))
+
+    def _wrote(self, transport: asyncio.Transport, size: int) -> None:
+        self._written += size
+        if transport.get_write_buffer_size():  # what has left at once, as for a reader that keeps up, needs no time
+            self._unread.append((self._written, self._now()))
 
     def _check(self, transport: asyncio.Transport, more: int) -> None:
         """Drop the reader if with `more` bytes it is too far behind."""
@@ -136,6 +173,6 @@ class Sender:
         while self._unread and self._unread[0][0] <= self._written - waiting:
             self._unread.popleft()
         late = bool(self._unread) and self._now() - self._unread[0][1] > MAX_BEHIND_S
-        if late or (waiting and waiting + more > MAX_BEHIND_BYTES):
+        if late or (waiting and waiting + sum(map(len, self._due)) + more > MAX_BEHIND_BYTES):
             transport.abort()
             raise ConnectionAbortedError("the reader fell too far behind")
