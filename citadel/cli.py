@@ -239,7 +239,8 @@ def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:
 
 def _serve(options: argparse.Namespace) -> int:
     # Threads of OpenMP that spin while they wait take the cores that the other engine needs; read at first use.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import uvloop  # noqa: PLC0415 - the other commands start faster without a server's imports
 
     from citadel import app, logs  # noqa: PLC0415

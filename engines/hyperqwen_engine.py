@@ -25,7 +25,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import BackgroundResources
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from citadel.engine import EmbedJob, EngineFinish, EngineInfo, EngineSpec, Job, Piece, Vector
 from citadel.errors import BadRequest, CitadelError, EdgeError, EngineRestarted, LlmUnavailable
@@ -213,7 +213,8 @@ class VllmEngine:
     async def _translated(self, error: Exception, started: bool) -> CitadelError:
         if isinstance(error, EngineDeadError) or self.dead is not None:
             return EngineRestarted(self._model.name, self._reason or await asyncio.shield(self._on_death()))
-        cause = error.__cause__ or error
+        wrapped = isinstance(error, EngineGenerateError) and error.__cause__ is not None
+        cause = error.__cause__ if wrapped else error
         if not started and isinstance(cause, VLLMClientError | ValueError | TypeError):
             return blamed(cause)
         return EdgeError(f"{self._model.name} failed on the request: {cause}")

@@ -7,14 +7,13 @@ from whatever thread it runs in.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from engines import openmp
 
-with openmp.environment({openmp.COUNT: os.environ.get(openmp.COUNT, openmp.BRIEF)}):
+with openmp.environment(openmp.brief()):
     import llama_cpp
 
 if TYPE_CHECKING:

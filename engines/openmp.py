@@ -129,7 +129,7 @@ class Watch(threading.Thread):
 
     def keep(self) -> None:
         """An idle team, with which there is one thread more than cores."""
-        threads = max(2, self._cores + 2 - min(self._working, default=self._cores))
+        threads = max(2, self._cores + 2 - min(map(self.share, self._working), default=self._cores))
         if threads != self._kept:
             self._kept = threads
             self._libgomp.GOMP_parallel(_NOTHING, None, threads, 0)
@@ -148,6 +148,11 @@ class Watch(threading.Thread):
 
 _NOTHING: Final = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
 """What an idle team has done: free(NULL)."""
+
+
+def brief() -> Mapping[str, str]:
+    """For what computes with an OpenMP that is not switched; nothing where its owner has decided."""
+    return {} if "OMP_WAIT_POLICY" in os.environ else {COUNT: os.environ.get(COUNT, BRIEF)}
 
 
 @contextmanager
@@ -188,6 +193,8 @@ _cores: Final = len(os.sched_getaffinity(0))
 def watch(linked: ctypes.CDLL, spin: Spin) -> Watch | None:
     """None where the library `linked` does not compute with `libgomp`: then its threads spin as they do."""
     if libgomp is None or _address(linked) != _address(libgomp):
+        return None
+    if hasattr(libgomp, "__kmpc_fork_call"):  # LLVM's or Intel's OpenMP under libgomp's name
         return None
     watching = Watch(libgomp, _cores, spin)
     watching.start()

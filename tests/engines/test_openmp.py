@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engines.openmp import CALM_S, ENOUGH, FIRST_S, MOST_S, NEVER_LONG, Spin, Watch, looked
+from engines.openmp import CALM_S, ENOUGH, FIRST_S, MOST_S, NEVER_LONG, Spin, Watch, brief, looked
 
 LITTLE = ENOUGH - 0.01
 
@@ -70,8 +70,16 @@ def test_idle_threads_are_as_many_as_make_one_more_than_cores():
     watch.take(-6)
     watch.take(-8)
     watch.look(1.0)
-    # Each team has one that is not libgomp's: 8 + 2 - 1 and 6 + 4 - 1 are one more than the cores.
-    assert told.idle == [2, 0, 2, 4, 2]
+    # Each team has one that is not libgomp's: 8 + 2 - 1 is one more than the cores, 4 + 3 + 7 - 2 is more than that.
+    assert told.idle == [2, 0, 2, 7, 2]
+
+
+def test_models_that_share_the_cores_are_counted_with_what_they_have():
+    told = Told()
+    watch = Watch(told, 8, NEVER_LONG)
+    for order in (8, 8):
+        watch.take(order)
+    assert [watch.share(8), told.idle[-1]] == [4, 6], "4 and 4 and 6, less one of each, are more than the cores"
 
 
 def test_models_that_compute_at_the_same_time_share_the_cores():
@@ -96,6 +104,17 @@ def test_a_model_that_is_asked_again_at_once_finds_it_as_it_was():
     for order in (2, -2, 2):
         watch.take(order)
     assert told.idle == [2, 0]
+
+
+def test_what_is_not_switched_spins_briefly_unless_its_owner_has_decided(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert brief() == {"GOMP_SPINCOUNT": "1000"}
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    assert brief() == {"GOMP_SPINCOUNT": "5"}
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert brief() == {}, "a count would undo the policy"
 
 
 PROGRAM = """
