@@ -160,7 +160,7 @@ class Pipeline:
 
     async def _rendered(self, request: ChatRequest, body_bytes: int, settings: Model, prepared: Prepared) -> Prompt:
         spoken = self._format(request.model, settings.format, prepared, calls=bool(request.tools))
-        making = request, prepared.tokenizer, prepared.chat_template, spoken
+        making = request, prepared.chat_template, spoken
         if self._warm and body_bytes <= _INLINE_BYTES:
             return prompts.make(*making)
         prompt = await asyncio.to_thread(prompts.make, *making)
@@ -181,13 +181,17 @@ class Pipeline:
 
     def _format(self, model: str, name: str, prepared: Prepared, *, calls: bool) -> Spoken:
         """The configured format, or the one that the template and the special tokens are recognised by."""
-        if (model, calls) not in self._formats:
+        known = self._formats.get((model, calls))
+        if known is not None and known.tokenizer is not prepared.tokenizer:  # the model's files are others by now
+            self.forget_formats()
+            known = None
+        if known is None:
             special_tokens = tuple(prepared.tokenizer.special_tokens.values())
             found = formats.FORMATS.get(name) or formats.recognise(prepared.chat_template, special_tokens)
             used = prompts.with_calls(found, prepared.chat_template) if calls else found
-            self._formats[model, calls] = prompts.spoken(used, prepared.tokenizer)
+            known = self._formats[model, calls] = prompts.spoken(used, prepared.tokenizer)
             log.info("format", model=model, format=used.name, configured=name, for_calls=calls)
-        return self._formats[model, calls]
+        return known
 
     def forget_formats(self) -> None:
         """The configuration has changed, and with it perhaps the model: grammars name its tokens."""

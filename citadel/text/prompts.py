@@ -39,23 +39,24 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A format as one model speaks it. `marker_ids` of those of its markers that are one token to the model."""
+    """A format as one model speaks it. `marker_ids` of those of its markers that are one token to its tokenizer."""
 
     format: Format
+    tokenizer: Tokenizer
     marker_ids: Mapping[str, int]
 
 
 def spoken(fmt: Format, tokenizer: Tokenizer) -> Spoken:
     token_id = token_id_in(tokenizer)
     markers = {marker for each in fmt.thinking for marker in (each.open.strip(), each.close)}
-    return Spoken(fmt, {marker: id_ for marker in markers if (id_ := token_id(marker)) is not None})
+    return Spoken(fmt, tokenizer, {marker: id_ for marker in markers if (id_ := token_id(marker)) is not None})
 
 
-def make(request: ChatRequest, tokenizer: Tokenizer, chat_template: str | None, model: Spoken) -> Prompt:
+def make(request: ChatRequest, chat_template: str | None, model: Spoken) -> Prompt:
     """Renders and tokenizes. The first call takes longer, for it imports what renders."""
+    fmt, tokenizer, ids = model.format, model.tokenizer, model.marker_ids
     if request.prompt is not None:
         return _raw(request, request.prompt, tokenizer)
-    fmt, ids = model.format, model.marker_ids
     source = chat_template or template.FALLBACK
     thinks = request.template_kwargs.get("enable_thinking") is not False
     text = _text(request, tokenizer, chat_template, fmt, thinks=thinks)

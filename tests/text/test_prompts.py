@@ -79,7 +79,7 @@ def keyed(*, thinking: bool = False, **fields: Any) -> prompts.Key | None:
     template = ROLES + ("<think>" if thinking else "")
     request, tokenizer = asking(**fields), ReplayTokenizer("", {})
     hermes = prompts.spoken(FORMATS["hermes"], tokenizer)
-    return prompts.grammar_key(request, prompts.make(request, tokenizer, template, hermes))
+    return prompts.grammar_key(request, prompts.make(request, template, hermes))
 
 
 def test_a_grammar_is_known_by_all_that_determines_it() -> None:

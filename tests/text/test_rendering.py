@@ -117,10 +117,10 @@ def test_reasoning_is_open_only_if_the_prompt_ends_so(prompt: str, opens: bool) 
 @pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
 def test_families_without_a_template_get_the_prompt_that_is_written_here(name: str) -> None:
     tokenizer = ReplayTokenizer("", {})
-    made = prompts.make(asking(USER), tokenizer, None, prompts.spoken(FORMATS[name], tokenizer))
+    made = prompts.make(asking(USER), None, prompts.spoken(FORMATS[name], tokenizer))
     text = tokenizer.decode(made.token_ids)
     assert text.endswith("<｜Assistant｜><think>")
     assert made.reading.in_reasoning
-    off = prompts.make(asking(USER, reasoning_effort="none"), tokenizer, None, prompts.spoken(FORMATS[name], tokenizer))
+    off = prompts.make(asking(USER, reasoning_effort="none"), None, prompts.spoken(FORMATS[name], tokenizer))
     assert tokenizer.decode(off.token_ids).endswith("<｜Assistant｜></think>")
     assert not off.reading.in_reasoning
