@@ -10,10 +10,14 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+import structlog
+
+log = structlog.get_logger("citadel.http")
+
 
 class Flushable(Protocol):
     def flush(self) -> None:
-        """Write what is due. Raises nothing: others are waiting behind it."""
+        """Write what is due."""
         ...
 
 
@@ -32,4 +36,7 @@ class Outbox:
     def _flush(self) -> None:
         due, self._due = self._due, []
         for sender in due:
-            sender.flush()
+            try:
+                sender.flush()
+            except Exception:  # others are waiting behind it
+                log.exception("fault of the server")

@@ -106,7 +106,7 @@ class Sender:
         self._outbox = request.app[SERVICES].outbox
         self._transport: asyncio.Transport | None = None
         """Once the headers are written."""
-        self._chunked = request.version == HttpVersion11
+        self._chunked = request.version >= HttpVersion11
         if self._chunked:
             self._response.enable_chunked_encoding()
         self._now = asyncio.get_running_loop().time
