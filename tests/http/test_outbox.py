@@ -60,6 +60,8 @@ async def test_what_is_said_in_one_turn_is_one_chunk_and_the_last_one_comes_with
                 "stream_options": {"include_usage": True},
             }
         ).encode()
+        async with server.chat() as response:  # the model is loaded by it, so that the next call has no comments
+            assert response.status == 200
         host, port = server.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
@@ -74,8 +76,9 @@ async def test_what_is_said_in_one_turn_is_one_chunk_and_the_last_one_comes_with
     said = [
         [line.removeprefix("data: ") for line in chunk.split("\n") if line.startswith("data: ")] for chunk in chunks
     ]
-    assert [len(events) for events in said] == [0, 2, 3, 1], said  # a comment; role, text; text, end, usage; [DONE]
-    assert json.loads(said[1][1])["choices"][0]["delta"] == {"content": "Hello"}
+    assert [len(events) for events in said] == [1, 1, 3, 1], said  # role; text; text, its end, usage; [DONE]
+    assert json.loads(said[0][0])["choices"][0]["delta"]["role"] == "assistant"
+    assert json.loads(said[1][0])["choices"][0]["delta"] == {"content": "Hello"}
     assert json.loads(said[2][0])["choices"][0]["delta"] == {"content": " you"}
     assert json.loads(said[2][1])["choices"][0]["finish_reason"] == "stop"
     assert json.loads(said[2][2])["usage"]["completion_tokens"] == 2

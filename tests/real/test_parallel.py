@@ -25,19 +25,32 @@ TOPICS = (
 )  # fmt: skip
 
 
+MAX_TOKENS = 32
+END = "<|im_end|>"
+"""What the model says, among the candidates, where it ends; it is not in the output."""
+
+
 @dataclass(frozen=True)
 class Output:
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]
     alternatives: tuple[dict[str, float], ...]
 
+    def at(self, index: int) -> str:
+        return self.tokens[index] if index < len(self.tokens) else END
+
 
 async def write(session: aiohttp.ClientSession, model: str, topic: str, *, stream: bool) -> Output:
-    asked = asking(f"Write two sentences about {topic}.", model=model, temperature=0, max_tokens=32)
+    asked = asking(f"Write two sentences about {topic}.", model=model, temperature=0, max_tokens=MAX_TOKENS)
     asked |= {"logprobs": True, "top_logprobs": 5, "stream": stream}
     async with session.post("/v1/chat/completions", json=asked) as response:
         assert response.status == 200, await response.text()
-        found = await _streamed(response) if stream else (await response.json())["choices"][0]["logprobs"]["content"]
+        if stream:
+            found, finish = await _streamed(response)
+        else:
+            choice = (await response.json())["choices"][0]
+            found, finish = choice["logprobs"]["content"], choice["finish_reason"]
+    assert finish == ("length" if len(found) == MAX_TOKENS else "stop"), "a token is missing"
     return Output(
         tuple(each["token"] for each in found),
         tuple(each["logprob"] for each in found),
@@ -45,10 +58,11 @@ async def write(session: aiohttp.ClientSession, model: str, topic: str, *, strea
     )
 
 
-async def _streamed(response: aiohttp.ClientResponse) -> list[dict[str, Any]]:
+async def _streamed(response: aiohttp.ClientResponse) -> tuple[list[dict[str, Any]], str]:
     data, _ = await events_of(response)
     choices = [choice for event in data for choice in event["choices"]]
-    return [each for choice in choices if choice["logprobs"] for each in choice["logprobs"]["content"]]
+    found = [each for choice in choices if choice["logprobs"] for each in choice["logprobs"]["content"]]
+    return found, choices[-1]["finish_reason"]
 
 
 def common(one: Output, other: Output) -> int:
@@ -69,8 +83,9 @@ async def test_parallel_streams_do_not_mix(session: aiohttp.ClientSession, model
     print(f"{model}: batching moved the logprob of a token by at most {moved:.4f}")
     for topic, one, other in zip(TOPICS, alone, together, strict=True):
         at = common(one, other)
-        if at < len(one.tokens):
-            candidates = one.alternatives[at]
-            assert other.tokens[at] in candidates, f"{topic}: {other.tokens} is not what it says alone: {one.tokens}"
-            gap = candidates[one.tokens[at]] - candidates[other.tokens[at]]
+        if one.tokens != other.tokens:
+            candidates = (one if at < len(one.tokens) else other).alternatives[at]
+            parted = {one.at(at), other.at(at)}
+            assert parted <= candidates.keys(), f"{topic}: {other.tokens} is not what it says alone: {one.tokens}"
+            gap = abs(candidates[one.at(at)] - candidates[other.at(at)])
             assert gap < 2 * moved, f"{topic}: parted at token {at} over a gap of {gap:.3f}"
