@@ -106,9 +106,7 @@ class Sender:
         self._outbox = request.app[SERVICES].outbox
         self._transport: asyncio.Transport | None = None
         """Once the headers are written."""
-        self._chunked = request.version >= HttpVersion11
-        if self._chunked:
-            self._response.enable_chunked_encoding()
+        self._chunked = request.version >= HttpVersion11  # so it is with aiohttp, as long as it is not asked for chunks
         self._now = asyncio.get_running_loop().time
         self._due: list[bytes] = []
         """What is to be written at the end of the event loop's turn."""

@@ -24,6 +24,7 @@ CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: applicat
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
 LINES = [
     {"when": "large", "pieces": ["x" * 100_000] * 100},
+    {"when": "greet", "pieces": ["Hello", " you"], "delay_ms": 20},
     {"when": "slow", "pieces": ["a"] * 40, "delay_ms": 5},
     {"pieces": ["ok"]},
 ]
@@ -135,6 +136,31 @@ async def test_an_expectation_that_nobody_knows_is_a_bad_header(server: Serving)
 def chat(server: Serving, sent: bytes, *headers: bytes) -> bytes:
     lines = [b"Authorization: Bearer " + server.key.encode(), b"Content-Length: %d" % len(sent), *headers]
     return CHAT + b"\r\n".join(lines) + b"\r\n\r\n" + sent
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/2.0"])
+async def test_what_is_said_in_one_turn_is_one_chunk_and_the_last_one_comes_with_the_end(
+    server: Serving, version: bytes
+) -> None:
+    assert (await answer(server, chat(server, BODY)))[0] == 200  # the model is loaded, so that there are no comments
+    fields = {"messages": [{"role": "user", "content": "greet"}], "stream": True}
+    sent = json.dumps({**fields, "stream_options": {"include_usage": True}}).encode()
+    reader, writer = await connect(server)
+    writer.write(chat(server, sent).replace(b"HTTP/1.1", version, 1))
+    async with asyncio.timeout(30):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/" + version[5:] + b" 200")
+        chunks: list[str] = []
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            chunks.append((await reader.readexactly(size + 2)).decode())
+    writer.close()
+    said = [re.findall(r"^data: (.*)$", chunk, re.MULTILINE) for chunk in chunks]
+    assert [len(events) for events in said] == [1, 1, 3, 1], said  # role; text; text, its end, usage; [DONE]
+    assert json.loads(said[0][0])["choices"][0]["delta"]["role"] == "assistant"
+    assert json.loads(said[1][0])["choices"][0]["delta"] == {"content": "Hello"}
+    assert json.loads(said[2][0])["choices"][0]["delta"] == {"content": " you"}
+    assert json.loads(said[2][1])["choices"][0]["finish_reason"] == "stop"
+    assert json.loads(said[2][2])["usage"]["completion_tokens"] == 2
+    assert said[3] == ["[DONE]"]
 
 
 RAW_DEFLATE = zlib.compressobj(wbits=-15)
