@@ -33,11 +33,11 @@ from benchmarks.client import Target
 from benchmarks.report import plain
 from citadel.engine import EngineSpec
 from citadel.runtime import sources
+from engines import openmp
 from engines.gguf_weights import ensure_checkpoint
 from engines.hyperqwen_args import Plan, make_plan
 from engines.hyperqwen_memory import kv_bytes, physical_cores
 from engines.llama_native import built_with_amx
-from engines.openmp import BRIEF, COUNT
 from tests.models.served import smollm2_gguf
 from tests.process import Process
 
@@ -76,8 +76,8 @@ def vllm_plan(slots: int = VLLM_SLOTS) -> tuple[EngineSpec, Path, Plan]:
     checkpoint = ensure_checkpoint(spec.source, spec.cache_dir, lambda _done: None)
     cores = physical_cores(os.sched_getaffinity(0))
     plan = make_plan(spec, checkpoint, "cpu", CONTEXT, kv_bytes(spec, "cpu"), cores, os.environ)
-    spinning = {COUNT: os.environ.get(COUNT, BRIEF)}  # as the command line has it for all engines
-    return spec, checkpoint, dataclasses.replace(plan, environment={**spinning, **plan.environment})
+    # How threads spin is as the command line has it for all engines.
+    return spec, checkpoint, dataclasses.replace(plan, environment={**openmp.brief(), **plan.environment})
 
 
 class Measured:

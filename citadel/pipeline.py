@@ -182,16 +182,16 @@ class Pipeline:
     def _format(self, model: str, name: str, prepared: Prepared, *, calls: bool) -> Spoken:
         """The configured format, or the one that the template and the special tokens are recognised by."""
         known = self._formats.get((model, calls))
-        if known is not None and known.tokenizer is not prepared.tokenizer:  # the model's files are others by now
-            self.forget_formats()
-            known = None
-        if known is None:
-            special_tokens = tuple(prepared.tokenizer.special_tokens.values())
-            found = formats.FORMATS.get(name) or formats.recognise(prepared.chat_template, special_tokens)
-            used = prompts.with_calls(found, prepared.chat_template) if calls else found
-            known = self._formats[model, calls] = prompts.spoken(used, prepared.tokenizer)
-            log.info("format", model=model, format=used.name, configured=name, for_calls=calls)
-        return known
+        if known is not None:
+            if known.tokenizer is prepared.tokenizer:
+                return known
+            self.forget_formats()  # the model's files are others by now
+        special_tokens = tuple(prepared.tokenizer.special_tokens.values())
+        found = formats.FORMATS.get(name) or formats.recognise(prepared.chat_template, special_tokens)
+        used = prompts.with_calls(found, prepared.chat_template) if calls else found
+        self._formats[model, calls] = spoken = prompts.spoken(used, prepared.tokenizer)
+        log.info("format", model=model, format=used.name, configured=name, for_calls=calls)
+        return spoken
 
     def forget_formats(self) -> None:
         """The configuration has changed, and with it perhaps the model: grammars name its tokens."""

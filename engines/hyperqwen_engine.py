@@ -122,7 +122,7 @@ class VllmEngine:
         try:
             inbox = await hyperqwen_inbox.ask(llm, job, wanted)
             while not ended:
-                output = inbox.get_nowait() or await inbox.get()
+                output = await inbox.get()
                 part = output.outputs[0]
                 token_ids = tuple(part.token_ids)
                 text, finish = part.text, None

@@ -30,8 +30,7 @@ _NO_VOCABULARY: Final = 0
 _PIECE_BYTES: Final = 256
 _linked: Final = lib._lib  # noqa: SLF001 - leads to the OpenMP that llama.cpp was linked with
 # Of another OpenMP than GNU's it would end the threads of others, too.
-_pause: Final = None if hasattr(_linked, "__kmpc_fork_call") else getattr(_linked, "omp_pause_resource_all", None)
-_PAUSE_SOFT: Final = 1
+_pause: Final = getattr(_linked, "omp_pause_resource_all", None) if openmp.is_gnus(_linked) else None
 _watch: Final = openmp.watch(_linked, openmp.NEVER_LONG if lib.llama_supports_gpu_offload() else openmp.Spin())
 
 
@@ -58,7 +57,7 @@ def let_threads_go() -> None:
     one model compute: of two models on two cores each then takes more than twice the time for a token.
     """
     if _pause is not None:
-        _pause(_PAUSE_SOFT)
+        _pause(openmp.PAUSE_SOFT)
 
 
 class Team:

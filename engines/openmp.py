@@ -31,7 +31,7 @@ _BOTH: Final = {COUNT: "300000", "OMP_WAIT_POLICY": "active"}
 """libgomp's own count, and the policy with which the shorter one is 1000, and not 100."""
 _OWNERS: Final = ("GOMP_SPINCOUNT=", "OMP_WAIT_POLICY=", "OMP_DYNAMIC=", "OMP_THREAD_LIMIT=")
 """Who sets one of these has decided, or may have fewer idle threads than are needed."""
-_PAUSE_SOFT: Final = 1
+PAUSE_SOFT: Final = 1
 
 LOOK_S: Final = 0.1
 ENOUGH: Final = 0.85
@@ -137,7 +137,7 @@ class Watch(threading.Thread):
     def _let_go(self) -> None:
         if self._kept:
             self._kept = 0
-            self._libgomp.omp_pause_resource_all(_PAUSE_SOFT)
+            self._libgomp.omp_pause_resource_all(PAUSE_SOFT)
 
     def _got(self) -> float:
         """As `looked` takes it."""
@@ -190,11 +190,14 @@ libgomp: Final = _load()
 _cores: Final = len(os.sched_getaffinity(0))
 
 
+def is_gnus(linked: ctypes.CDLL) -> bool:
+    """Whether `linked` does not lead to LLVM's or Intel's OpenMP, which may have libgomp's name."""
+    return not hasattr(linked, "__kmpc_fork_call")
+
+
 def watch(linked: ctypes.CDLL, spin: Spin) -> Watch | None:
     """None where the library `linked` does not compute with `libgomp`: then its threads spin as they do."""
-    if libgomp is None or _address(linked) != _address(libgomp):
-        return None
-    if hasattr(libgomp, "__kmpc_fork_call"):  # LLVM's or Intel's OpenMP under libgomp's name
+    if libgomp is None or not is_gnus(linked) or _address(linked) != _address(libgomp):
         return None
     watching = Watch(libgomp, _cores, spin)
     watching.start()

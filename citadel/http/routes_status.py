@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
-import structlog
 from aiohttp import web
 
 from citadel.accounts.store import day_number
@@ -17,11 +16,9 @@ from citadel.http.guard import Route
 from citadel.http.middleware import json_response
 from citadel.http.routes_admin import model_view
 from citadel.http.services import SERVICES, Services
-from citadel.http.stream import Sender
+from citadel.http.stream import Sender, answer
 from citadel.metrics import MINUTES, Throughput
 from citadel.runtime import memory
-
-log = structlog.get_logger("citadel.http")
 
 EVERY_S: Final = 1.0
 
@@ -33,18 +30,13 @@ async def once(request: web.Request) -> web.Response:
 
 async def stream(request: web.Request) -> web.StreamResponse:
     """A snapshot a second, until the reader goes, or falls too far behind, or the server ends."""
-    sender = Sender(request)
-    try:
+
+    async def write(sender: Sender) -> None:
         while True:
             await sender.write(b"data: " + orjson.dumps(await snapshot(request.app[SERVICES])) + b"\n\n")
             await asyncio.sleep(EVERY_S)
-    except ConnectionError:
-        raise
-    except Exception:
-        if not sender.began:
-            raise
-        log.exception("fault of the server")
-        return sender.ended()
+
+    return await answer(request, write, lambda _error: b"")
 
 
 async def snapshot(services: Services) -> dict[str, Any]:

@@ -33,30 +33,41 @@ async def send(
     request: web.Request, dialect: Dialect, run: Callable[[Say], Coroutine[Any, Any, None]]
 ) -> web.StreamResponse:
     """Answer with the events that `run` says. Raises what it raises before the first of them."""
-    sender = Sender(request)
     done = _DONE if dialect.ends_with_done else b""
 
-    async def say(event: CallEvent) -> None:
-        if data := _lines(dialect, event):
-            await sender.write(data)
+    async def write(sender: Sender) -> None:
+        async def say(event: CallEvent) -> None:
+            if data := _lines(dialect, event):
+                await sender.write(data)
 
-    try:
         with request.app[SERVICES].gate.call():
             # In a task of its own: each piece wakes it through all the calls it stands in, and a handler's are fifteen.
             await asyncio.create_task(run(say))
         if done:
             await sender.write(done)
-    except CitadelError as error:
-        if not sender.began:
-            raise
-        await sender.write(b"".join(map(_event, dialect.failed(error))) + done)
+
+    return await answer(request, write, lambda error: b"".join(map(_event, dialect.failed(error))) + done)
+
+
+async def answer(
+    request: web.Request,
+    write: Callable[[Sender], Coroutine[Any, Any, None]],
+    failed: Callable[[CitadelError], bytes],
+) -> web.StreamResponse:
+    """Answer with what `write` writes. What it raises before is raised; after that the answer ends with `failed`."""
+    sender = Sender(request)
+    try:
+        await write(sender)
     except ConnectionError:
         raise
-    except Exception:
+    except Exception as error:
         if not sender.began:
             raise
-        log.exception("fault of the server")
-        await sender.write(b"".join(map(_event, dialect.failed(Internal()))) + done)
+        if not isinstance(error, CitadelError):
+            log.exception("fault of the server")
+            error = Internal()
+        if last := failed(error):
+            await sender.write(last)
     return sender.ended()
 
 
@@ -143,7 +154,7 @@ class Sender:
         """Write what is due, as one chunk; nothing to a reader that is gone."""
         due, transport = self._due, self._transport
         if due and transport is not None and not transport.is_closing():
-            data = due[0] if len(due) == 1 else b"".join(due)
+            data = b"".join(due)
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
             self._wrote(transport, len(data))
         due.clear()
