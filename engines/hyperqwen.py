@@ -150,22 +150,24 @@ class _Load:
         spec, owner = self._spec, dict(os.environ)
         where = hyperqwen_memory.platform()
         kv_bytes = hyperqwen_memory.kv_bytes(spec, where)
-        context = spec.context_length or context_length(read_json(checkpoint / "config.json"))
+        config = read_json(checkpoint / "config.json")
+        context = spec.context_length or context_length(config)
+        dtype = hyperqwen_memory.dtype(spec, config, where)
         cores = hyperqwen_memory.physical_cores(os.sched_getaffinity(0))
-        plan = hyperqwen_args.make_plan(spec, checkpoint, where, context, kv_bytes, cores, owner)
+        plan = hyperqwen_args.make_plan(spec, checkpoint, where, context, dtype, kv_bytes, cores, owner)
         with _environment({**plan.environment, hyperqwen_child.SERVER: str(os.getpid())}):
             with warnings.catch_warnings(action="ignore"):  # vLLM and torch give some about their own code
                 from engines import hyperqwen_start  # noqa: PLC0415 - this is the import of vLLM
 
             self._reached(_IMPORTED)
-            config = hyperqwen_start.configure(spec, plan)
+            configured = hyperqwen_start.configure(spec, plan)
             self._reached(_CONFIGURED)
             _LOG.info("starting vLLM for %s: %s", spec.model, plan.layout)
             folder = Path(tempfile.mkdtemp(prefix="citadel-hyperqwen-", dir=owner.get(_SOCKETS)))
             os.environ[_SOCKETS] = str(folder)  # with the others, it is set back
             self._processes = Processes(folder / "log")
             try:
-                return hyperqwen_start.start(spec, config, checkpoint, folder, self._processes, where)
+                return hyperqwen_start.start(spec, configured, checkpoint, folder, self._processes, where)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise

@@ -37,6 +37,10 @@ _GPU_HOST_OVERHEAD: Final = 4_000_000_000
 """RAM of an engine whose weights are on a GPU."""
 
 _TOPOLOGY: Final = Path("/sys/devices/system/cpu")
+_PROCESSOR: Final = Path("/proc/cpuinfo")
+
+_SIXTEEN_BITS: Final = {"avx512f", "avx_ne_convert"}
+"""What an x86 processor has if oneDNN has kernels for it that multiply numbers of 16 bits."""
 
 _BLOCK: Final = 32
 """Tokens of a cache block, at most; the cache holds whole blocks, and one that stays empty."""
@@ -93,13 +97,34 @@ def physical_cores(allowed: Iterable[int], topology: Path = _TOPOLOGY) -> list[i
     return list(first.values())
 
 
-def shape(spec: EngineSpec) -> Shape:
+def multiplies_16_bits(processor: Path = _PROCESSOR) -> bool:
+    """False of an x86 processor without AVX-512: there products of bfloat16 are made number by number."""
+    try:
+        lines = processor.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return True
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), _SIXTEEN_BITS)
+    return not flags.isdisjoint(_SIXTEEN_BITS)
+
+
+def dtype(spec: EngineSpec, config: Mapping[str, Any], where: Platform) -> str | None:
+    """The type of number that a model is computed in: the owner's, else float32 where 16 bits are slow, else vLLM's.
+
+    What a quantized model's kernels take is not known here, so that stays vLLM's to choose.
+    """
+    if (chosen := spec.options.get("dtype")) is not None:
+        return str(chosen)
+    quantized = "quantization_config" in config or spec.options.get("quantization") is not None
+    return None if where == "gpu" or quantized or multiplies_16_bits() else "float32"
+
+
+def shape(spec: EngineSpec, where: Platform) -> Shape:
     """Measures of the model at `spec.source`; of a GGUF file also before it is converted."""
     source = spec.source
     if source.is_file():
         folder = checkpoint_folder(source, spec.cache_dir)
         if not is_ready(folder):
-            return _gguf_shape(spec)
+            return _gguf_shape(spec, where)
         source = folder
     if not source.is_dir():
         raise LlmUnavailable(spec.model, f"{source} does not exist")
@@ -107,7 +132,9 @@ def shape(spec: EngineSpec) -> Shape:
     if weights == 0:
         raise LlmUnavailable(spec.model, f"{source} has no safetensors files")
     config = read_json(source / "config.json")
-    return Shape(weights, _token_bytes(config), context_length(config), *_heads_and_layers(config))
+    width = _width(config, dtype(spec, config, where))
+    weights = weights * width // _width(config)
+    return Shape(weights, _token_bytes(config, width), context_length(config), *_heads_and_layers(config))
 
 
 def need(spec: EngineSpec, where: Platform) -> Need:
@@ -115,7 +142,7 @@ def need(spec: EngineSpec, where: Platform) -> Need:
 
     `LlmUnavailable` for a model that can't be run as its options ask: so it is refused before a load.
     """
-    measures = shape(spec)
+    measures = shape(spec, where)
     check_workers(spec, where, measures.heads, measures.layers, _gpus() if where == "gpu" else 0)
     total = spec.memory_bytes
     if total is None:
@@ -125,7 +152,7 @@ def need(spec: EngineSpec, where: Platform) -> Need:
 
 def kv_bytes(spec: EngineSpec, where: Platform) -> int:
     """The size of each worker's cache; `LlmUnavailable` if what the owner allows leaves none."""
-    measures = shape(spec)
+    measures = shape(spec, where)
     total = _wanted_kv(spec, measures)
     if spec.memory_bytes is not None:
         vllm = _overhead(where, world_size(spec))
@@ -160,12 +187,18 @@ def _heads_and_layers(config: Mapping[str, Any]) -> tuple[int, int]:
     return int(heads), int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
 
 
-def _token_bytes(config: Mapping[str, Any]) -> int:
+def _width(config: Mapping[str, Any], chosen: str | None = None) -> int:
+    """Bytes of a number: of the files, or once it is computed with as `chosen`."""
+    text: Mapping[str, Any] = {**config, **(config.get("text_config") or {})}
+    named = text.get("dtype", text.get("torch_dtype")) if chosen in (None, "auto") else chosen
+    return 4 if named in ("float32", "float") else 2
+
+
+def _token_bytes(config: Mapping[str, Any], width: int) -> int:
     """Bytes that one token takes in the cache, in every layer; as if each layer attended to all tokens."""
     text: Mapping[str, Any] = {**config, **(config.get("text_config") or {})}
     heads, layers = _heads_and_layers(config)
     heads = heads or 1
-    width = 4 if text.get("dtype", text.get("torch_dtype")) == "float32" else 2
     if latent := text.get("kv_lora_rank"):
         return layers * (int(latent) + int(text.get("qk_rope_head_dim", 0))) * width
     kv_heads = int(text.get("num_key_value_heads") or heads)
@@ -173,13 +206,14 @@ def _token_bytes(config: Mapping[str, Any]) -> int:
     return layers * 2 * kv_heads * head_dim * width
 
 
-def _gguf_shape(spec: EngineSpec) -> Shape:
+def _gguf_shape(spec: EngineSpec, where: Platform) -> Shape:
     try:
         table = known_table(spec.source)
         config, context = _gguf_config(table), table.count("context_length") or None
     except (NotGguf, OSError) as error:
         raise LlmUnavailable(spec.model, str(error)) from error
-    return Shape(2 * parameters(table.tensors), _token_bytes(config), context, *_heads_and_layers(config))
+    width = _width(config, dtype(spec, config, where))
+    return Shape(width * parameters(table.tensors), _token_bytes(config, width), context, *_heads_and_layers(config))
 
 
 def _gguf_config(table: Table) -> dict[str, Any]:

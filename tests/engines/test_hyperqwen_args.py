@@ -20,6 +20,7 @@ from engines.gguf_parts import read_table
 from engines.hyperqwen_args import CHECKED_FORMAT, Plan, check_options, check_workers, make_plan
 
 GB = 10**9
+MULTIPLIES_16_BITS = memory.multiplies_16_bits
 CONFIG = {
     "num_hidden_layers": 10,
     "num_attention_heads": 8,
@@ -35,8 +36,13 @@ def spec(source: Path = Path("model"), slots: int = 4, context: int | None = 102
     return EngineSpec("m", source, "batch", slots, context, None, Path("cache"), options)
 
 
+@pytest.fixture(autouse=True)
+def _a_processor_with_kernels_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "multiplies_16_bits", lambda: True)
+
+
 def plan(platform: Any = "cpu", owner: dict[str, str] | None = None, context: int | None = 1024, **options: Any):
-    return make_plan(spec(**options), Path("folder"), platform, context, 123, [0, 1, 2, 3], owner or {})
+    return make_plan(spec(**options), Path("folder"), platform, context, None, 123, [0, 1, 2, 3], owner or {})
 
 
 def checkpoint(folder: Path, config: dict[str, Any], weights: int = 1000) -> Path:
@@ -94,7 +100,7 @@ def test_missing_tensors_are_looked_for_unless_the_owner_brings_workers_or_a_loa
 
 def single(platform: Any, **options: Any):
     wanted = EngineSpec("m", Path("model"), "single", 8, 1024, None, Path("cache"), options)
-    return make_plan(wanted, Path("folder"), platform, 1024, 123, [0, 1], {})
+    return make_plan(wanted, Path("folder"), platform, 1024, None, 123, [0, 1], {})
 
 
 def test_the_mode_of_low_latency_guesses_on_a_gpu_and_says_so():
@@ -141,9 +147,14 @@ def test_torch_compiles_nothing_where_vllm_does_not(chosen: Plan, compiles: bool
     assert (chosen.environment.get("TORCHDYNAMO_DISABLE") == "1") is not compiles
 
 
+def test_on_a_cpu_the_engines_memory_is_in_huge_pages():
+    assert plan().environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert "GLIBC_TUNABLES" not in plan("gpu").environment
+
+
 def test_what_the_owner_set_stays():
     owner = {"OMP_NUM_THREADS": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CONFIGURE_LOGGING": "1"}
-    owner["TORCHDYNAMO_DISABLE"] = "0"
+    owner |= {"TORCHDYNAMO_DISABLE": "0", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
     chosen = plan(owner=owner)
     assert {**owner, **chosen.environment}.items() >= owner.items()
     assert "OMP_NUM_THREADS=2" in chosen.layout
@@ -224,6 +235,58 @@ def test_of_a_cores_hardware_threads_one_computes(tmp_path: Path):
     assert memory.physical_cores([8, 9], tmp_path) == [8, 9]  # nothing is known of them
 
 
+# The type of number.
+
+
+@pytest.mark.parametrize(
+    ("line", "has"),
+    [
+        ("flags\t\t: fpu sse4_2 fma avx2 f16c", False),
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16", True),
+        ("flags\t\t: fpu avx2 avx_ne_convert", True),
+        ("Features\t: fp asimd", True),  # not an x86, and nothing was measured on one
+    ],
+)
+def test_whether_a_processor_multiplies_16_bits_is_read_from_its_flags(tmp_path: Path, line: str, has: bool):
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"processor\t: 0\nmodel name\t: one\n{line}\n\nprocessor\t: 1\n{line}\n")
+    assert MULTIPLIES_16_BITS(file) is has
+
+
+def test_where_nothing_is_known_of_the_processor_vllm_chooses(tmp_path: Path):
+    assert MULTIPLIES_16_BITS(tmp_path / "none")
+
+
+def test_a_processor_that_does_not_computes_in_float32_unless_the_owner_or_the_weights_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert memory.dtype(spec(), CONFIG, "cpu") is None
+    monkeypatch.setattr(memory, "multiplies_16_bits", lambda: False)
+    assert memory.dtype(spec(), CONFIG, "cpu") == "float32"
+    assert memory.dtype(spec(), CONFIG, "gpu") is None
+    assert memory.dtype(spec(dtype="bfloat16"), CONFIG, "cpu") == "bfloat16"
+    assert memory.dtype(spec(), CONFIG | {"quantization_config": {"quant_method": "awq"}}, "cpu") is None
+    assert memory.dtype(spec(quantization="fp8"), CONFIG, "cpu") is None
+
+
+def test_the_type_reaches_vllm_and_the_log():
+    chosen = make_plan(spec(), Path("folder"), "cpu", 1024, "float32", 123, [0, 1], {})
+    assert chosen.arguments["dtype"] == "float32"
+    assert chosen.layout.endswith("computing in float32")
+    assert "dtype" not in plan().arguments
+
+
+@pytest.mark.parametrize(("files", "times"), [("bfloat16", 2), ("float32", 1)])
+def test_in_float32_weights_and_cache_take_four_bytes_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, times: int
+):
+    source = checkpoint(tmp_path / "m", CONFIG | {"torch_dtype": files}, weights=5000)
+    monkeypatch.setattr(memory, "multiplies_16_bits", lambda: False)
+    found = memory.shape(spec(source), "cpu")
+    assert (found.weights, found.token_bytes) == (5000 * times, 2 * TOKEN_BYTES)
+    assert memory.shape(spec(source, dtype="float32"), "gpu") == found
+
+
 # The memory.
 
 
@@ -243,12 +306,12 @@ def test_the_cache_has_room_for_one_full_context_at_least(tmp_path: Path):
 def test_a_multimodal_models_measures_are_its_text_models(tmp_path: Path):
     plain = checkpoint(tmp_path / "plain", CONFIG)
     nested = checkpoint(tmp_path / "nested", {"model_type": "both", "text_config": CONFIG})
-    assert memory.shape(spec(nested)) == memory.shape(spec(plain))
+    assert memory.shape(spec(nested), "cpu") == memory.shape(spec(plain), "cpu")
 
 
 def test_a_latent_cache_is_counted_as_such(tmp_path: Path):
     source = checkpoint(tmp_path / "m", CONFIG | {"kv_lora_rank": 512, "qk_rope_head_dim": 64})
-    assert memory.shape(spec(source)).token_bytes == 10 * (512 + 64) * 2
+    assert memory.shape(spec(source), "cpu").token_bytes == 10 * (512 + 64) * 2
 
 
 def test_the_owners_figure_is_the_need_and_the_cache_gets_the_rest(tmp_path: Path):
