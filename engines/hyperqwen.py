@@ -4,7 +4,8 @@
     hyperqwen_memory.py    what a load takes; hyperqwen_args.py  how vLLM is to be started: both without vLLM
     hyperqwen_start.py     a process of vLLM started
     hyperqwen_engine.py    the loaded engine; hyperqwen_process.py  its processes
-    hyperqwen_jobs.py      a job for it; hyperqwen_inbox.py  what is made for it; hyperqwen_embed.py  one of embeddings
+    hyperqwen_jobs.py      a job for it; hyperqwen_prefill.py  when its prompt is handed over
+    hyperqwen_inbox.py     what is made for it; hyperqwen_embed.py  one of embeddings
     hyperqwen_checkpoint.py  which models can be swapped in place; hyperqwen_swap.py  such a swap, and its check
     hyperqwen_child.py     what runs in those processes, so that they end with the server
     hyperqwen_worker.py    what else runs there: missing tensors noticed, the weights of a running model exchanged

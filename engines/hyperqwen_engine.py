@@ -30,9 +30,10 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from citadel.engine import EmbedJob, EngineFinish, EngineInfo, EngineSpec, Job, Piece, Vector
 from citadel.errors import BadRequest, CitadelError, EdgeError, EngineRestarted, LlmUnavailable
 from citadel.messages import TokenLogprob
-from engines import embedding, hyperqwen_embed, hyperqwen_inbox
+from engines import embedding, hyperqwen_embed, hyperqwen_inbox, hyperqwen_prefill
 from engines.hf_tokenizer import HfTokenizer
 from engines.hyperqwen_jobs import blamed, parameters
+from engines.hyperqwen_prefill import Prefill
 from engines.hyperqwen_process import Processes
 from engines.hyperqwen_swap import Model, swap
 
@@ -92,6 +93,8 @@ class VllmEngine:
         self._model = model
         self._tokenizer = tokenizer
         self._running: set[str] = set()
+        in_parts = parts.llm.vllm_config.scheduler_config.enable_chunked_prefill
+        self._prefill = Prefill(None if in_parts else hyperqwen_prefill.TOKENS)
         self._reason: str | None = None
         self._inquest: asyncio.Task[str] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -120,9 +123,11 @@ class VllmEngine:
         unshown: tuple[int, ...] = ()
         self._running.add(job.id)
         try:
-            inbox = await hyperqwen_inbox.ask(llm, job, wanted)
-            while not ended:
+            async with self._prefill.room(len(job.prompt)):
+                self._check_alive()  # it may have ended while the job waited
+                inbox = await hyperqwen_inbox.ask(llm, job, wanted)
                 output = await inbox.get()
+            while True:
                 part = output.outputs[0]
                 token_ids = tuple(part.token_ids)
                 text, finish = part.text, None
@@ -139,6 +144,9 @@ class VllmEngine:
                     () if logprobs is None else _logprobs(tokenizer, part, logprobs),
                     finish,
                 )
+                if ended:
+                    return
+                output = await inbox.get()
         except CitadelError:
             raise
         except Exception as error:
