@@ -1,7 +1,8 @@
 """How much of prompts vLLM is given at once where it may not compute one in parts.
 
 Then it has no cap on a step either: all prompts that wait are computed in one, and nobody has a token before it ends,
-neither they nor those that were generating.
+neither they nor those that were generating. What the engine's cache has of a prompt is not known here: each counts
+whole.
 """
 
 from __future__ import annotations
