@@ -35,9 +35,8 @@ from citadel.engine import EngineSpec
 from citadel.runtime import sources
 from engines import openmp
 from engines.gguf_weights import ensure_checkpoint
-from engines.hf_tokenizer import read_json
-from engines.hyperqwen_args import Plan, make_plan
-from engines.hyperqwen_memory import dtype, kv_bytes, physical_cores
+from engines.hyperqwen import plan_here
+from engines.hyperqwen_args import Plan
 from engines.llama_native import built_with_amx
 from tests.models.served import smollm2_gguf
 from tests.process import Process
@@ -75,9 +74,7 @@ def vllm_plan(slots: int = VLLM_SLOTS) -> tuple[EngineSpec, Path, Plan]:
     """How the adapter would start vLLM for `vllm_model`: what every other user of vLLM here is given, too."""
     spec = EngineSpec("smollm2", gguf(), "batch", slots, CONTEXT, None, CHECKPOINTS)
     checkpoint = ensure_checkpoint(spec.source, spec.cache_dir, lambda _done: None)
-    cores = physical_cores(os.sched_getaffinity(0))
-    chosen = dtype(spec, read_json(checkpoint / "config.json"), "cpu")
-    plan = make_plan(spec, checkpoint, "cpu", CONTEXT, chosen, kv_bytes(spec, "cpu"), cores, os.environ)
+    plan = plan_here(spec, checkpoint, "cpu", os.environ)
     # How threads spin is as the command line has it for all engines.
     return spec, checkpoint, dataclasses.replace(plan, environment={**openmp.brief(), **plan.environment})
 

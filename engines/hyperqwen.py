@@ -150,12 +150,7 @@ class _Load:
     def _start(self, checkpoint: Path) -> Built:
         spec, owner = self._spec, dict(os.environ)
         where = hyperqwen_memory.platform()
-        kv_bytes = hyperqwen_memory.kv_bytes(spec, where)
-        config = read_json(checkpoint / "config.json")
-        context = spec.context_length or context_length(config)
-        dtype = hyperqwen_memory.dtype(spec, config, where)
-        cores = hyperqwen_memory.physical_cores(os.sched_getaffinity(0))
-        plan = hyperqwen_args.make_plan(spec, checkpoint, where, context, dtype, kv_bytes, cores, owner)
+        plan = plan_here(spec, checkpoint, where, owner)
         with _environment({**plan.environment, hyperqwen_child.SERVER: str(os.getpid())}):
             with warnings.catch_warnings(action="ignore"):  # vLLM and torch give some about their own code
                 from engines import hyperqwen_start  # noqa: PLC0415 - this is the import of vLLM
@@ -180,6 +175,18 @@ class _Load:
     def _stop_if_cancelled(self) -> None:
         if self._cancelled:
             raise LlmUnavailable(self._spec.model, "the load was cancelled")
+
+
+def plan_here(
+    spec: EngineSpec, checkpoint: Path, where: hyperqwen_args.Platform, owner: Mapping[str, str]
+) -> hyperqwen_args.Plan:
+    """How vLLM is started on this box for the model in `checkpoint`. `owner`: the environment."""
+    kv_bytes = hyperqwen_memory.kv_bytes(spec, where)
+    config = read_json(checkpoint / "config.json")
+    context = spec.context_length or context_length(config)
+    dtype = hyperqwen_memory.dtype(spec, config, where)
+    cores = hyperqwen_memory.physical_cores(os.sched_getaffinity(0))
+    return hyperqwen_args.make_plan(spec, checkpoint, where, context, dtype, kv_bytes, cores, owner)
 
 
 @contextlib.contextmanager

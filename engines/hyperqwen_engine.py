@@ -33,7 +33,6 @@ from citadel.messages import TokenLogprob
 from engines import embedding, hyperqwen_embed, hyperqwen_inbox, hyperqwen_prefill
 from engines.hf_tokenizer import HfTokenizer
 from engines.hyperqwen_jobs import blamed, parameters
-from engines.hyperqwen_prefill import Prefill
 from engines.hyperqwen_process import Processes
 from engines.hyperqwen_swap import Model, swap
 
@@ -94,7 +93,7 @@ class VllmEngine:
         self._tokenizer = tokenizer
         self._running: set[str] = set()
         in_parts = parts.llm.vllm_config.scheduler_config.enable_chunked_prefill
-        self._prefill = Prefill(None if in_parts else hyperqwen_prefill.TOKENS)
+        self._prefill = hyperqwen_prefill.Prefill(None if in_parts else hyperqwen_prefill.TOKENS)
         self._reason: str | None = None
         self._inquest: asyncio.Task[str] | None = None
         self._closing: asyncio.Task[None] | None = None

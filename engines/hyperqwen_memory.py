@@ -181,22 +181,27 @@ def _wanted_kv(spec: EngineSpec, measures: Shape) -> int:
     return (-(-tokens // _BLOCK) + 1) * _BLOCK * measures.token_bytes
 
 
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a multimodal model the settings of its text model."""
+    return {**config, **(config.get("text_config") or {})}
+
+
 def _heads_and_layers(config: Mapping[str, Any]) -> tuple[int, int]:
-    text: Mapping[str, Any] = {**config, **(config.get("text_config") or {})}
+    text = _text(config)
     heads = text.get("num_attention_heads") or text.get("n_head") or 0
     return int(heads), int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
 
 
 def _width(config: Mapping[str, Any], chosen: str | None = None) -> int:
     """Bytes of a number: of the files, or once it is computed with as `chosen`."""
-    text: Mapping[str, Any] = {**config, **(config.get("text_config") or {})}
+    text = _text(config)
     named = text.get("dtype", text.get("torch_dtype")) if chosen in (None, "auto") else chosen
     return 4 if named in ("float32", "float") else 2
 
 
 def _token_bytes(config: Mapping[str, Any], width: int) -> int:
     """Bytes that one token takes in the cache, in every layer; as if each layer attended to all tokens."""
-    text: Mapping[str, Any] = {**config, **(config.get("text_config") or {})}
+    text = _text(config)
     heads, layers = _heads_and_layers(config)
     heads = heads or 1
     if latent := text.get("kv_lora_rank"):
