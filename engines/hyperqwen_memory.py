@@ -114,8 +114,7 @@ def dtype(spec: EngineSpec, config: Mapping[str, Any], where: Platform) -> str |
     """
     if (chosen := spec.options.get("dtype")) is not None:
         return str(chosen)
-    quantized = "quantization_config" in config or spec.options.get("quantization") is not None
-    return None if where == "gpu" or quantized or multiplies_16_bits() else "float32"
+    return None if where == "gpu" or _is_quantized(spec, config) or multiplies_16_bits() else "float32"
 
 
 def shape(spec: EngineSpec, where: Platform) -> Shape:
@@ -133,7 +132,8 @@ def shape(spec: EngineSpec, where: Platform) -> Shape:
         raise LlmUnavailable(spec.model, f"{source} has no safetensors files")
     config = read_json(source / "config.json")
     width = _width(config, dtype(spec, config, where))
-    weights = weights * width // _width(config)
+    if not _is_quantized(spec, config):
+        weights = weights * width // _width(config)
     return Shape(weights, _token_bytes(config, width), context_length(config), *_heads_and_layers(config))
 
 
@@ -184,6 +184,13 @@ def _wanted_kv(spec: EngineSpec, measures: Shape) -> int:
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of a multimodal model the settings of its text model."""
     return {**config, **(config.get("text_config") or {})}
+
+
+def _is_quantized(spec: EngineSpec, config: Mapping[str, Any]) -> bool:
+    """Whether the files are, or vLLM makes the weights so. `compression_config` is what compressed-tensors writes."""
+    text = _text(config)
+    files = text.get("quantization_config") or text.get("compression_config")
+    return bool(files or spec.options.get("quantization") or spec.options.get("quantization_config"))
 
 
 def _heads_and_layers(config: Mapping[str, Any]) -> tuple[int, int]:

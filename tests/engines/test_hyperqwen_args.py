@@ -265,8 +265,29 @@ def test_a_processor_that_does_not_computes_in_float32_unless_the_owner_or_the_w
     assert memory.dtype(spec(), CONFIG, "cpu") == "float32"
     assert memory.dtype(spec(), CONFIG, "gpu") is None
     assert memory.dtype(spec(dtype="bfloat16"), CONFIG, "cpu") == "bfloat16"
-    assert memory.dtype(spec(), CONFIG | {"quantization_config": {"quant_method": "awq"}}, "cpu") is None
-    assert memory.dtype(spec(quantization="fp8"), CONFIG, "cpu") is None
+
+
+QUANTIZED = {"quant_method": "awq"}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({"quantization_config": QUANTIZED}, {}),
+        ({"compression_config": QUANTIZED}, {}),
+        ({"text_config": CONFIG | {"quantization_config": QUANTIZED}}, {}),
+        ({}, {"quantization": "fp8"}),
+        ({}, {"quantization_config": {"linear": "fp8"}}),
+    ],
+)
+def test_of_a_quantized_model_vllm_chooses_the_type_and_the_weights_stay_as_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], options: dict[str, Any]
+):
+    monkeypatch.setattr(memory, "multiplies_16_bits", lambda: False)
+    assert memory.dtype(spec(**options), CONFIG | config, "cpu") is None
+    source = checkpoint(tmp_path / "m", CONFIG | config, weights=5000)
+    found = memory.shape(spec(source, dtype="float32", **options), "cpu")
+    assert (found.weights, found.token_bytes) == (5000, 2 * TOKEN_BYTES)
 
 
 def test_the_type_reaches_vllm_and_the_log():
