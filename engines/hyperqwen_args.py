@@ -42,7 +42,8 @@ _EAGER: Final = {"TORCHDYNAMO_DISABLE": "1"}
 the first job with log probabilities. Every load ends with such a job: compiling took it 4 s, and 10 s the first time.
 As they stand, the lines take 0.6 ms of a step in which 8 jobs ask for log probabilities, and 9 ms with 64."""
 
-_HUGE_PAGES: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+_TUNABLES: Final = "GLIBC_TUNABLES"
+_HUGE_PAGES: Final = "glibc.malloc.hugetlb"
 """On a CPU weights and cache are the C library's memory: in huge pages a step of 64 streams took a tenth less."""
 
 _DRAIN_S: Final = 3600
@@ -73,7 +74,7 @@ def check_options(spec: EngineSpec, known: Collection[str]) -> None:
         if option in _RESERVED:
             other = _RESERVED[option]
             hint = f"set {other} of the model instead" if other else "it is fixed"
-            raise LlmUnavailable(spec.model, f"the option {option!r} of its hyperqwen table can't be set: {hint}")
+            raise LlmUnavailable(spec.model, f"the option {option!r} of its vllm table can't be set: {hint}")
         if option not in known:
             nearest = difflib.get_close_matches(option, known, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -168,7 +169,7 @@ def make_plan(
     if guesses := arguments.pop("speculative_config", None):  # an empty table: none are wanted
         arguments["speculative_config"] = dict(guesses)
         layout += f", {guesses.get('method', 'a model')} guesses {guesses.get('num_speculative_tokens', 'some')} tokens"
-    return Plan(arguments, environment, f"{layout}, computing in {dtype}" if dtype else layout)
+    return Plan(arguments, environment, f"{layout}, computing in {dtype}" if dtype not in (None, "auto") else layout)
 
 
 def _cpu_arguments(slots: int, context: int) -> dict[str, Any]:
@@ -185,7 +186,8 @@ def _cpu_arguments(slots: int, context: int) -> dict[str, Any]:
 
 def _cpu_environment(environment: dict[str, str], workers: int, cores: Sequence[int], owner: Mapping[str, str]) -> str:
     """Add what the layout needs to `environment`; the layout in words."""
-    environment |= {name: value for name, value in _HUGE_PAGES.items() if name not in owner}
+    if _HUGE_PAGES not in (tunables := owner.get(_TUNABLES, "")):
+        environment[_TUNABLES] = f"{tunables}:{_HUGE_PAGES}=1".removeprefix(":")
     if workers == 1:
         # The worker inside the engine's process: half the memory and start-up time of one more process.
         environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", owner.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0"))

@@ -125,21 +125,21 @@ def _tensors(folder: Path) -> list[tuple[str, str, list[int]]]:
     """Name, type and shape of every tensor. Raises ValueError for a file that is cut, or is none of these."""
     found: list[tuple[str, str, list[int]]] = []
     for file in folder.glob(f"*{_WEIGHTS}"):
-        header, begin = _header(file)
-        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        tensors, begin = header(file)
         found += [(name, str(tensor["dtype"]), list(tensor["shape"])) for name, tensor in tensors.items()]
         if begin + max(tensor["data_offsets"][1] for tensor in tensors.values()) != file.stat().st_size:
             raise ValueError(f"{file} is not as long as its tensors")
     return sorted(found)
 
 
-def _header(file: Path) -> tuple[Mapping[str, Any], int]:
+def header(file: Path) -> tuple[Mapping[str, Any], int]:
     """Of a safetensors file: the tensors by name, and where their bytes begin."""
     with file.open("rb") as opened:
         begin = 8 + int.from_bytes(opened.read(8), "little")
         if begin > file.stat().st_size:
             raise ValueError(f"{file} ends in its header")
-        return json.loads(opened.read(begin - 8)), begin
+        found: dict[str, Any] = json.loads(opened.read(begin - 8))
+    return {name: tensor for name, tensor in found.items() if name != "__metadata__"}, begin
 
 
 def _hash(parts: Any) -> str:

@@ -30,9 +30,10 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from citadel.engine import EmbedJob, EngineFinish, EngineInfo, EngineSpec, Job, Piece, Vector
 from citadel.errors import BadRequest, CitadelError, EdgeError, EngineRestarted, LlmUnavailable
 from citadel.messages import TokenLogprob
-from engines import embedding, hyperqwen_embed, hyperqwen_inbox, hyperqwen_prefill
+from engines import embedding, hyperqwen_embed, hyperqwen_inbox
 from engines.hf_tokenizer import HfTokenizer
 from engines.hyperqwen_jobs import blamed, parameters
+from engines.hyperqwen_prefill import Given, Prefill
 from engines.hyperqwen_process import Processes
 from engines.hyperqwen_swap import Model, swap
 
@@ -92,8 +93,9 @@ class VllmEngine:
         self._model = model
         self._tokenizer = tokenizer
         self._running: set[str] = set()
-        in_parts = parts.llm.vllm_config.scheduler_config.enable_chunked_prefill
-        self._prefill = hyperqwen_prefill.Prefill(None if in_parts else hyperqwen_prefill.TOKENS)
+        cache = parts.llm.vllm_config.cache_config
+        kept = (cache.num_gpu_blocks or 0) if cache.enable_prefix_caching else 0
+        self._prefill = Prefill(model.limits.prefill, Given(cache.block_size, kept))
         self._reason: str | None = None
         self._inquest: asyncio.Task[str] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -122,8 +124,9 @@ class VllmEngine:
         unshown: tuple[int, ...] = ()
         self._running.add(job.id)
         try:
-            async with self._prefill.room(len(job.prompt)):
-                self._check_alive()  # it may have ended while the job waited
+            async with self._prefill.room(job.prompt):
+                if self.dead is not None:  # it ended while the job waited
+                    raise EngineDeadError
                 inbox = await hyperqwen_inbox.ask(llm, job, wanted)
                 output = await inbox.get()
             while True:

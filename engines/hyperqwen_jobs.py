@@ -24,6 +24,8 @@ class Limits:
     seeds: bool
     guesses: bool
     """Speculative decoding, with which vLLM has neither min_p nor logit_bias."""
+    prefill: int | None = None
+    """Tokens of prompts that the engine is given at a time; None: as many as come."""
 
 
 def blamed(error: Exception) -> BadRequest:

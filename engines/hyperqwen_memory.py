@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from engines.gguf_parts import Table, known_table
 from engines.gguf_weights import checkpoint_folder, is_ready
 from engines.hf_tokenizer import context_length, read_json
 from engines.hyperqwen_args import Platform, check_workers, world_size
+from engines.hyperqwen_checkpoint import header
 
 _CPU_OVERHEAD: Final = 1_500_000_000
 """RAM of the engine's process beside weights and cache (0.9 GB), and of vLLM's and torch's code in ours (0.6 GB)."""
@@ -42,6 +44,9 @@ _PROCESSOR: Final = Path("/proc/cpuinfo")
 _SIXTEEN_BITS: Final = {"avx512f", "avx_ne_convert"}
 """What an x86 processor has if oneDNN has kernels for it that multiply numbers of 16 bits."""
 
+_WIDTHS: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of a number, by safetensors' names."""
+
 _BLOCK: Final = 32
 """Tokens of a cache block, at most; the cache holds whole blocks, and one that stays empty."""
 
@@ -56,12 +61,14 @@ _SHORT_JOBS: Final = 4
 class Shape:
     """A model's measures: bytes of its weights, bytes of cache for each token, tokens it was made for.
 
-    `heads` of attention and `layers` are 0 where the files do not say.
+    `dtype` is what it is computed in, None where vLLM chooses. `heads` of attention and `layers` are 0 where the files
+    do not say.
     """
 
     weights: int
     token_bytes: int
     context_length: int | None
+    dtype: str | None = None
     heads: int = 0
     layers: int = 0
 
@@ -131,10 +138,11 @@ def shape(spec: EngineSpec, where: Platform) -> Shape:
     if weights == 0:
         raise LlmUnavailable(spec.model, f"{source} has no safetensors files")
     config = read_json(source / "config.json")
-    width = _width(config, dtype(spec, config, where))
-    if not _is_quantized(spec, config):
-        weights = weights * width // _width(config)
-    return Shape(weights, _token_bytes(config, width), context_length(config), *_heads_and_layers(config))
+    chosen = dtype(spec, config, where)
+    if not _is_quantized(spec, config) and (stored := _stored_width(source)) is not None:
+        weights = weights * _width(chosen) // stored
+    cached = _token_bytes(config, _width(chosen))
+    return Shape(weights, cached, context_length(config), chosen, *_heads_and_layers(config))
 
 
 def need(spec: EngineSpec, where: Platform) -> Need:
@@ -147,23 +155,31 @@ def need(spec: EngineSpec, where: Platform) -> Need:
     total = spec.memory_bytes
     if total is None:
         total = measures.weights + _wanted_kv(spec, measures) + _overhead(where, world_size(spec))
+    else:
+        _left_for_cache(spec, measures, where, total)
     return Need(ram=_GPU_HOST_OVERHEAD, gpu=total) if where == "gpu" else Need(ram=total)
 
 
 def kv_bytes(spec: EngineSpec, where: Platform) -> int:
     """The size of each worker's cache; `LlmUnavailable` if what the owner allows leaves none."""
     measures = shape(spec, where)
-    total = _wanted_kv(spec, measures)
-    if spec.memory_bytes is not None:
-        vllm = _overhead(where, world_size(spec))
-        total = spec.memory_bytes - measures.weights - vllm
-        if total <= 0:
-            raise LlmUnavailable(
-                spec.model,
-                f"it may use {spec.memory_bytes / 1e9:.2f} GB; its weights take {measures.weights / 1e9:.2f} and vLLM "
-                f"itself {vllm / 1e9:.2f}, which leaves nothing for the cache",
-            )
-    return total // world_size(spec)
+    total = spec.memory_bytes
+    size = _wanted_kv(spec, measures) if total is None else _left_for_cache(spec, measures, where, total)
+    return size // world_size(spec)
+
+
+def _left_for_cache(spec: EngineSpec, measures: Shape, where: Platform, total: int) -> int:
+    vllm = _overhead(where, world_size(spec))
+    if (left := total - measures.weights - vllm) > 0:
+        return left
+    kind = f" in {measures.dtype}" if measures.dtype else ""
+    ours = measures.dtype is not None and "dtype" not in spec.options
+    hint = '; dtype = "bfloat16" takes half for them, and this processor is slow at it' if ours else ""
+    raise LlmUnavailable(
+        spec.model,
+        f"it may use {total / 1e9:.2f} GB; its weights take {measures.weights / 1e9:.2f}{kind} and vLLM itself "
+        f"{vllm / 1e9:.2f}, which leaves nothing for the cache{hint}",
+    )
 
 
 def _overhead(where: Platform, workers: int) -> int:
@@ -199,11 +215,19 @@ def _heads_and_layers(config: Mapping[str, Any]) -> tuple[int, int]:
     return int(heads), int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
 
 
-def _width(config: Mapping[str, Any], chosen: str | None = None) -> int:
-    """Bytes of a number: of the files, or once it is computed with as `chosen`."""
-    text = _text(config)
-    named = text.get("dtype", text.get("torch_dtype")) if chosen in (None, "auto") else chosen
-    return 4 if named in ("float32", "float") else 2
+def _width(chosen: str | None) -> int:
+    """Bytes of a number that is computed with. What vLLM chooses has two, of files in float32 as well."""
+    return 4 if chosen in ("float32", "float") else 2
+
+
+def _stored_width(folder: Path) -> int | None:
+    """Bytes of a number of the weights in `folder`, by the largest tensor of a file; None if it is no plain number."""
+    try:
+        tensors, _ = header(min(folder.glob("*.safetensors")))
+        largest = max(tensors.values(), key=lambda tensor: math.prod(tensor["shape"]))
+        return _WIDTHS.get(largest["dtype"])
+    except (OSError, ValueError, LookupError, TypeError):  # what is wrong is told by a load
+        return None
 
 
 def _token_bytes(config: Mapping[str, Any], width: int) -> int:
@@ -224,8 +248,9 @@ def _gguf_shape(spec: EngineSpec, where: Platform) -> Shape:
         config, context = _gguf_config(table), table.count("context_length") or None
     except (NotGguf, OSError) as error:
         raise LlmUnavailable(spec.model, str(error)) from error
-    width = _width(config, dtype(spec, config, where))
-    return Shape(width * parameters(table.tensors), _token_bytes(config, width), context, *_heads_and_layers(config))
+    chosen = dtype(spec, config, where)
+    weights = _width(chosen) * parameters(table.tensors)
+    return Shape(weights, _token_bytes(config, _width(chosen)), context, chosen, *_heads_and_layers(config))
 
 
 def _gguf_config(table: Table) -> dict[str, Any]:

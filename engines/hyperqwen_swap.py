@@ -35,6 +35,7 @@ from engines.hyperqwen_args import CHECKED_FORMAT, Platform
 from engines.hyperqwen_checkpoint import Answers, identity, swap_key
 from engines.hyperqwen_jobs import Limits
 from engines.hyperqwen_memory import revision
+from engines.hyperqwen_prefill import TOKENS
 
 _LOG: Final = logging.getLogger("citadel.hyperqwen")
 
@@ -69,11 +70,13 @@ class Model:
 
 def describe(spec: EngineSpec, checkpoint: Path, tokenizer: HfTokenizer, config: VllmConfig, where: Platform) -> Model:
     """Blocks, for it reads the checkpoint's files."""
+    in_parts = config.scheduler_config.enable_chunked_prefill
     limits = Limits(
         config.model_config.max_model_len,
         min(tokenizer.vocabulary_size, config.model_config.get_vocab_size()),
-        seeds=where == "gpu" or not config.scheduler_config.enable_chunked_prefill,
+        seeds=where == "gpu" or not in_parts,
         guesses=config.speculative_config is not None,
+        prefill=None if where == "gpu" or in_parts else spec.options.get("max_num_batched_tokens", TOKENS),
     )
     slots, defaults = config.scheduler_config.max_num_seqs, _sampling_defaults(checkpoint)
     info = EngineInfo(limits.context_length, slots, _fingerprint(spec, checkpoint), defaults)

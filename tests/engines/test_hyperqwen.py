@@ -65,6 +65,11 @@ def engine_process(engine: Any) -> psutil.Process:
     return psutil.Process(engine._parts.processes.pids[0])
 
 
+def more_than_fit(name: str) -> list[Job]:
+    """So many prompts at once that the last ones are not handed over yet."""
+    return [job(f"{name}-waits-{number}", [100 + number] * 400, ignore_eos=True) for number in range(8)]
+
+
 def children() -> set[int]:
     resource_tracker.ensure_running()  # a process of Python's that stays once anything has used multiprocessing
     return {child.pid for child in psutil.Process().children(recursive=True)}
@@ -73,17 +78,28 @@ def children() -> set[int]:
 # Many at once.
 
 
-async def test_those_that_run_have_tokens_between_the_prompts_of_many_that_come_at_once(engine: Any):
+async def before_the_last(engine: Any, name: str, prompts: list[list[int]]) -> list[int]:
+    """Of jobs that come at once: whose pieces came before the first of the last one, by their numbers."""
     pieces: list[int] = []
 
     async def ask(number: int) -> None:
-        async with aclosing(engine.generate(job(f"{number}", [100 + number] * 400, ignore_eos=True))) as output:
+        async with aclosing(engine.generate(job(f"{name}-{number}", prompts[number], ignore_eos=True))) as output:
             async for _piece in output:
                 pieces.append(number)  # noqa: PERF401 - at the moment when it comes
 
-    await asyncio.gather(*(ask(number) for number in range(8)))
-    before = pieces[: pieces.index(7)]  # two of these prompts are computed in a step, and the last two wait for three
+    await asyncio.gather(*(ask(number) for number in range(len(prompts))))
+    return pieces[: pieces.index(len(prompts) - 1)]
+
+
+async def test_those_that_run_have_tokens_between_the_prompts_of_many_that_come_at_once(engine: Any):
+    before = await before_the_last(engine, "apart", [[100 + number] * 400 for number in range(8)])
+    # Two of these prompts are computed in a step, and the last two wait for three.
     assert [before.count(number) >= least for number, least in ((0, 3), (2, 2), (4, 1))] == [True] * 3
+
+
+async def test_prompts_that_begin_with_what_the_cache_has_do_not_wait_for_each_other(engine: Any):
+    before = await before_the_last(engine, "shared", [[99] * 400 + [100 + number] for number in range(8)])
+    assert max(before.count(number) for number in range(7)) <= 2  # they are in one step, or a late one in the next
 
 
 async def test_many_seeded_jobs_at_once_all_answer_as_they_do_alone(engine: Any, prompts: list[list[int]]):
@@ -160,13 +176,15 @@ async def test_killing_the_process_ends_its_jobs_and_no_other_engine(engine: Any
                 victim.generate(job("watched", prompts[8], max_tokens=300, ignore_eos=True))
             ) as watched:
                 await anext(watched)
+                running += [asyncio.create_task(all_of(victim, each)) for each in more_than_fit("victim")]
+                await asyncio.sleep(0)
                 engine_process(victim).send_signal(signal.SIGKILL)
                 with pytest.raises(EngineRestarted):
                     async for _ in watched:
                         pass
             results = await asyncio.gather(*running, return_exceptions=True)
             pieces += [piece async for piece in survivor]
-    assert [type(result) for result in results] == [EngineRestarted] * 8
+    assert [type(result) for result in results] == [EngineRestarted] * 16
     assert {result.fields["reason"] for result in results} == {"its process was ended by SIGKILL"}
     assert victim.dead == "its process was ended by SIGKILL"
     assert len(tokens_of(pieces)) == 40
@@ -179,15 +197,17 @@ async def test_a_stopped_process_is_closed_like_any_other_and_so_after_a_cancell
         running = asyncio.create_task(all_of(engine, job("stuck", prompts[0], max_tokens=300, ignore_eos=True)))
         await all_of(engine, job("first", prompts[1], max_tokens=1))
         engine_process(engine).suspend()
+        waiting = [asyncio.create_task(all_of(engine, each)) for each in more_than_fit("stuck")]
+        await asyncio.sleep(0)
         closing = asyncio.create_task(engine.close())
         await asyncio.sleep(0)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
         await engine.close()
-        with pytest.raises(EngineRestarted) as caught:
-            await running
-    assert caught.value.fields["reason"] == "it was unloaded"
+        results = await asyncio.gather(running, *waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [EngineRestarted] * 9
+    assert {result.fields["reason"] for result in results} == {"it was unloaded"}
     assert children() == before
 
 

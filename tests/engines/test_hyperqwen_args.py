@@ -150,6 +150,8 @@ def test_torch_compiles_nothing_where_vllm_does_not(chosen: Plan, compiles: bool
 def test_on_a_cpu_the_engines_memory_is_in_huge_pages():
     assert plan().environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert "GLIBC_TUNABLES" not in plan("gpu").environment
+    owners = plan(owner={"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}).environment["GLIBC_TUNABLES"]
+    assert owners == "glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1"
 
 
 def test_what_the_owner_set_stays():
@@ -285,27 +287,77 @@ def test_of_a_quantized_model_vllm_chooses_the_type_and_the_weights_stay_as_larg
 ):
     monkeypatch.setattr(memory, "multiplies_16_bits", lambda: False)
     assert memory.dtype(spec(**options), CONFIG | config, "cpu") is None
-    source = checkpoint(tmp_path / "m", CONFIG | config, weights=5000)
+    source = checkpoint(tmp_path / "m", CONFIG | config)
+    size = write_tensors(source, weight=("BF16", 1000, 2000))
     found = memory.shape(spec(source, dtype="float32", **options), "cpu")
-    assert (found.weights, found.token_bytes) == (5000, 2 * TOKEN_BYTES)
+    assert (found.weights, found.token_bytes) == (size, 2 * TOKEN_BYTES)
 
 
 def test_the_type_reaches_vllm_and_the_log():
     chosen = make_plan(spec(), Path("folder"), "cpu", 1024, "float32", 123, [0, 1], {})
     assert chosen.arguments["dtype"] == "float32"
     assert chosen.layout.endswith("computing in float32")
+    assert "computing" not in make_plan(spec(), Path("folder"), "cpu", 1024, "auto", 123, [0, 1], {}).layout
     assert "dtype" not in plan().arguments
 
 
-@pytest.mark.parametrize(("files", "times"), [("bfloat16", 2), ("float32", 1)])
-def test_in_float32_weights_and_cache_take_four_bytes_a_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, times: int
+def write_tensors(folder: Path, **kinds: tuple[str, int, int]) -> int:
+    """A file of tensors: of each its type, its numbers and their bytes. What all of them and the header take."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (kind, numbers, size) in kinds.items():
+        header[name] = {"dtype": kind, "shape": [numbers], "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+    return 8 + len(text) + end
+
+
+@pytest.mark.parametrize("config", [{"torch_dtype": "bfloat16"}, {"dtype": None}, {}])
+@pytest.mark.parametrize(("kind", "width", "float32", "vllms"), [("BF16", 2, 2, 1), ("F32", 4, 1, 0.5)])
+def test_weights_take_what_the_numbers_of_the_files_take_in_the_type_that_is_computed_in(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    kind: str,
+    width: int,
+    float32: float,
+    vllms: float,
 ):
-    source = checkpoint(tmp_path / "m", CONFIG | {"torch_dtype": files}, weights=5000)
+    source = checkpoint(tmp_path / "m", CONFIG | config)
+    size = write_tensors(source, norm=("F32", 8, 32), weight=(kind, 1000, 1000 * width))
+    assert memory.shape(spec(source), "cpu").weights == int(size * vllms)  # of float32, too, vLLM makes 16 bits
+    found = memory.shape(spec(source, dtype="float32"), "gpu")
+    assert (found.weights, found.token_bytes, found.dtype) == (size * float32, 2 * TOKEN_BYTES, "float32")
     monkeypatch.setattr(memory, "multiplies_16_bits", lambda: False)
-    found = memory.shape(spec(source), "cpu")
-    assert (found.weights, found.token_bytes) == (5000 * times, 2 * TOKEN_BYTES)
-    assert memory.shape(spec(source, dtype="float32"), "gpu") == found
+    assert memory.shape(spec(source), "cpu") == found
+
+
+def test_weights_of_another_kind_of_number_are_counted_as_they_are(tmp_path: Path):
+    source = checkpoint(tmp_path / "m", CONFIG)
+    size = write_tensors(source, weight=("F8_E4M3", 1000, 1000), scale=("F32", 10, 40))
+    assert memory.shape(spec(source, dtype="float32"), "cpu").weights == size
+
+
+def test_an_owners_figure_that_float32_is_too_large_for_is_refused_before_a_load_with_what_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    source = checkpoint(tmp_path / "m", CONFIG)
+    write_tensors(source, weight=("BF16", 10_000_000, 20_000_000))
+
+    def owners(**options: Any) -> EngineSpec:
+        return EngineSpec("m", source, "batch", 4, 1024, int(1.53 * GB), tmp_path, options)
+
+    assert memory.need(owners(), "cpu").ram == int(1.53 * GB)
+    monkeypatch.setattr(memory, "multiplies_16_bits", lambda: False)
+    said = 'weights take 0.04 in float32 .* nothing for the cache; dtype = "bfloat16" takes half'
+    with pytest.raises(LlmUnavailable) as caught:
+        memory.need(owners(), "cpu")
+    assert re.search(said, caught.value.fields["reason"])
+    assert memory.need(owners(dtype="bfloat16"), "cpu").ram == int(1.53 * GB)
+    with pytest.raises(LlmUnavailable) as caught:
+        memory.need(owners(dtype="float32"), "cpu")
+    assert caught.value.fields["reason"].endswith("nothing for the cache")
 
 
 # The memory.
@@ -337,16 +389,16 @@ def test_a_latent_cache_is_counted_as_such(tmp_path: Path):
 
 def test_the_owners_figure_is_the_need_and_the_cache_gets_the_rest(tmp_path: Path):
     source = checkpoint(tmp_path / "m", CONFIG, weights=5000)
-    owners = EngineSpec("m", source, "batch", 4, 1024, 2 * GB, tmp_path)
-    assert memory.need(owners, "cpu") == Need(ram=2 * GB)
-    assert memory.kv_bytes(owners, "cpu") == 2 * GB - 5000 - 1.5 * GB
-    assert memory.need(owners, "gpu").gpu == 2 * GB
+    owners = EngineSpec("m", source, "batch", 4, 1024, 4 * GB, tmp_path)
+    assert memory.need(owners, "cpu") == Need(ram=4 * GB)
+    assert memory.kv_bytes(owners, "cpu") == 4 * GB - 5000 - 1.5 * GB
+    assert memory.need(owners, "gpu").gpu == 4 * GB
 
 
 def test_a_figure_that_leaves_no_cache_is_refused_with_the_numbers(tmp_path: Path):
     source = checkpoint(tmp_path / "m", CONFIG)
     with pytest.raises(LlmUnavailable) as caught:
-        memory.kv_bytes(EngineSpec("m", source, "batch", 4, 1024, 1 * GB, tmp_path), "cpu")
+        memory.need(EngineSpec("m", source, "batch", 4, 1024, 1 * GB, tmp_path), "cpu")
     assert "it may use 1.00 GB" in caught.value.fields["reason"]
     assert "vLLM itself 1.50" in caught.value.fields["reason"]
 
