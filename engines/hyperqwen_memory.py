@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ from engines.gguf_parts import Table, known_table
 from engines.gguf_weights import checkpoint_folder, is_ready
 from engines.hf_tokenizer import context_length, read_json
 from engines.hyperqwen_args import Platform, check_workers, world_size
-from engines.hyperqwen_checkpoint import header
+from engines.hyperqwen_checkpoint import header, identity
 
 _CPU_OVERHEAD: Final = 1_500_000_000
 """RAM of the engine's process beside weights and cache (0.9 GB), and of vLLM's and torch's code in ours (0.6 GB)."""
@@ -44,8 +45,8 @@ _PROCESSOR: Final = Path("/proc/cpuinfo")
 _SIXTEEN_BITS: Final = {"avx512f", "avx_ne_convert"}
 """What an x86 processor has if oneDNN has kernels for it that multiply numbers of 16 bits."""
 
-_WIDTHS: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a number, by safetensors' names."""
+_PLAIN: Final = {"F64", "F32", "F16", "BF16"}
+"""Types of number that vLLM makes the one that it computes with, by safetensors' names."""
 
 _BLOCK: Final = 32
 """Tokens of a cache block, at most; the cache holds whole blocks, and one that stays empty."""
@@ -61,8 +62,8 @@ _SHORT_JOBS: Final = 4
 class Shape:
     """A model's measures: bytes of its weights, bytes of cache for each token, tokens it was made for.
 
-    `dtype` is what it is computed in, None where vLLM chooses. `heads` of attention and `layers` are 0 where the files
-    do not say.
+    `dtype` is that of the weights in memory, None where the files or vLLM choose. `heads` of attention and `layers` are
+    0 where the files do not say.
     """
 
     weights: int
@@ -134,15 +135,15 @@ def shape(spec: EngineSpec, where: Platform) -> Shape:
         source = folder
     if not source.is_dir():
         raise LlmUnavailable(spec.model, f"{source} does not exist")
-    weights = sum(file.stat().st_size for file in source.glob("*.safetensors"))
-    if weights == 0:
-        raise LlmUnavailable(spec.model, f"{source} has no safetensors files")
     config = read_json(source / "config.json")
     chosen = dtype(spec, config, where)
-    if not _is_quantized(spec, config) and (stored := _stored_width(source)) is not None:
-        weights = weights * _width(chosen) // stored
+    quantized = _is_quantized(spec, config)
+    weights = _weights(source, identity(source), None if quantized else _width(chosen))
+    if weights == 0:
+        raise LlmUnavailable(spec.model, f"{source} has no safetensors files")
+    known = None if quantized or chosen == "auto" else chosen
     cached = _token_bytes(config, _width(chosen))
-    return Shape(weights, cached, context_length(config), chosen, *_heads_and_layers(config))
+    return Shape(weights, cached, context_length(config), known, *_heads_and_layers(config))
 
 
 def need(spec: EngineSpec, where: Platform) -> Need:
@@ -173,8 +174,8 @@ def _left_for_cache(spec: EngineSpec, measures: Shape, where: Platform, total: i
     if (left := total - measures.weights - vllm) > 0:
         return left
     kind = f" in {measures.dtype}" if measures.dtype else ""
-    ours = measures.dtype is not None and "dtype" not in spec.options
-    hint = '; dtype = "bfloat16" takes half for them, and this processor is slow at it' if ours else ""
+    halved = measures.dtype is not None and "dtype" not in spec.options and left + measures.weights // 2 > 0
+    hint = '; dtype = "bfloat16" takes half for them, and this processor is slow at it' if halved else ""
     raise LlmUnavailable(
         spec.model,
         f"it may use {total / 1e9:.2f} GB; its weights take {measures.weights / 1e9:.2f}{kind} and vLLM itself "
@@ -204,9 +205,9 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_quantized(spec: EngineSpec, config: Mapping[str, Any]) -> bool:
     """Whether the files are, or vLLM makes the weights so. `compression_config` is what compressed-tensors writes."""
-    text = _text(config)
-    files = text.get("quantization_config") or text.get("compression_config")
-    return bool(files or spec.options.get("quantization") or spec.options.get("quantization_config"))
+    parts: list[Mapping[str, Any]] = [config, config.get("text_config") or {}, spec.options]
+    names = ("quantization_config", "compression_config", "quantization")
+    return any(part.get(name) for part in parts for name in names)
 
 
 def _heads_and_layers(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -220,14 +221,24 @@ def _width(chosen: str | None) -> int:
     return 4 if chosen in ("float32", "float") else 2
 
 
-def _stored_width(folder: Path) -> int | None:
-    """Bytes of a number of the weights in `folder`, by the largest tensor of a file; None if it is no plain number."""
+@lru_cache(maxsize=32)
+def _weights(folder: Path, _identity: str, width: int | None) -> int:
+    """Bytes of the weights in memory if a plain number takes `width` there; None: as they are in the files."""
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(file.stat().st_size if width is None else _weights_of(file, width) for file in files)
+
+
+def _weights_of(file: Path, width: int) -> int:
     try:
-        tensors, _ = header(min(folder.glob("*.safetensors")))
-        largest = max(tensors.values(), key=lambda tensor: math.prod(tensor["shape"]))
-        return _WIDTHS.get(largest["dtype"])
-    except (OSError, ValueError, LookupError, TypeError):  # what is wrong is told by a load
-        return None
+        tensors, _ = header(file)
+        return sum(
+            math.prod(tensor["shape"]) * width
+            if tensor["dtype"] in _PLAIN
+            else tensor["data_offsets"][1] - tensor["data_offsets"][0]
+            for tensor in tensors.values()
+        )
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # what is wrong is told by a load
+        return file.stat().st_size
 
 
 def _token_bytes(config: Mapping[str, Any], width: int) -> int:

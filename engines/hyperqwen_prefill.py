@@ -1,8 +1,8 @@
 """How much of prompts vLLM is given at once where it may not compute one in parts.
 
-A step must then have room for a whole context (4,096 tokens at the least), and takes as many prompts as fit; nobody has
-a token before they are all computed, neither they nor those that were generating. Handed over by and by, the first ones
-have their first token sooner, and the others do not stand still as long.
+A step must then have room for a whole context, as a rule for 4,096 tokens at the least, and takes as many prompts as
+fit; nobody has a token before they are all computed, neither they nor those that were generating. Handed over by and
+by, the first ones have their first token sooner, and the others do not stand still as long.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ TOKENS: Final = 1024
 class Given:
     """Beginnings of the prompts that the engine was given lately: as far as can be told here, its cache has them.
 
-    What it has let go of, and what of an answer it has, is not known: a guess that is wrong makes a step longer, or
-    shorter. In whole blocks of `size` tokens, and of these the `most` that were last in use.
+    What it has let go of, and what of an answer it has, is not known. Where more is wanted than it has room for,
+    prompts count too little, and steps are as long as they would be without a bound. In whole blocks of `size` tokens,
+    and of these the `most` that were last in use.
     """
 
     def __init__(self, size: int, most: int) -> None:
@@ -42,7 +43,7 @@ class Given:
     def left(self, tokens: int, blocks: Sequence[int]) -> int:
         """How many of a prompt's `tokens` are to be computed; of one that is known whole it is the last block."""
         known = next((at for at, block in enumerate(blocks) if block not in self._blocks), len(blocks))
-        return tokens - self._size * min(known, (tokens - 1) // self._size)
+        return tokens - self._size * min(known, max(0, tokens - 1) // self._size)
 
     def add(self, blocks: Sequence[int]) -> None:
         for block in reversed(blocks):  # the beginning is wanted most

@@ -70,15 +70,17 @@ class Model:
 
 def describe(spec: EngineSpec, checkpoint: Path, tokenizer: HfTokenizer, config: VllmConfig, where: Platform) -> Model:
     """Blocks, for it reads the checkpoint's files."""
-    in_parts = config.scheduler_config.enable_chunked_prefill
+    scheduler = config.scheduler_config
+    in_parts = scheduler.enable_chunked_prefill
+    at_once = scheduler.max_num_batched_tokens if "max_num_batched_tokens" in spec.options else TOKENS
     limits = Limits(
         config.model_config.max_model_len,
         min(tokenizer.vocabulary_size, config.model_config.get_vocab_size()),
         seeds=where == "gpu" or not in_parts,
         guesses=config.speculative_config is not None,
-        prefill=None if where == "gpu" or in_parts else spec.options.get("max_num_batched_tokens", TOKENS),
+        prefill=None if where == "gpu" or in_parts else at_once,
     )
-    slots, defaults = config.scheduler_config.max_num_seqs, _sampling_defaults(checkpoint)
+    slots, defaults = scheduler.max_num_seqs, _sampling_defaults(checkpoint)
     info = EngineInfo(limits.context_length, slots, _fingerprint(spec, checkpoint), defaults)
     return Model(spec, info, limits, swap_key(spec), identity(checkpoint))
 

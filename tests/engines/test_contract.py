@@ -40,8 +40,8 @@ async def test_need_is_known_from_the_files_alone_in_a_thread(rig: Rig, spec: En
 
 
 async def test_the_owners_figure_replaces_the_estimate(rig: Rig, spec: EngineSpec):
-    need = await asyncio.to_thread(rig.adapter.need, replace(spec, memory_bytes=123_456_789))
-    assert need.ram + need.gpu == 123_456_789
+    need = await asyncio.to_thread(rig.adapter.need, replace(spec, memory_bytes=12_345_678_901))
+    assert need.ram + need.gpu == 12_345_678_901
 
 
 async def test_the_tokenizer_is_read_in_a_thread_and_without_an_engine(rig: Rig, spec: EngineSpec):

@@ -67,7 +67,7 @@ def engine_process(engine: Any) -> psutil.Process:
 
 def more_than_fit(name: str) -> list[Job]:
     """So many prompts at once that the last ones are not handed over yet."""
-    return [job(f"{name}-waits-{number}", [100 + number] * 400, ignore_eos=True) for number in range(8)]
+    return [job(f"{name}-waits-{number}", [300 + number] * 400, ignore_eos=True) for number in range(8)]
 
 
 def children() -> set[int]:

@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,7 @@ QUANTIZED = {"quant_method": "awq"}
         ({"quantization_config": QUANTIZED}, {}),
         ({"compression_config": QUANTIZED}, {}),
         ({"text_config": CONFIG | {"quantization_config": QUANTIZED}}, {}),
+        ({"quantization_config": QUANTIZED, "text_config": CONFIG | {"quantization_config": None}}, {}),
         ({}, {"quantization": "fp8"}),
         ({}, {"quantization_config": {"linear": "fp8"}}),
     ],
@@ -288,9 +290,10 @@ def test_of_a_quantized_model_vllm_chooses_the_type_and_the_weights_stay_as_larg
     monkeypatch.setattr(memory, "multiplies_16_bits", lambda: False)
     assert memory.dtype(spec(**options), CONFIG | config, "cpu") is None
     source = checkpoint(tmp_path / "m", CONFIG | config)
-    size = write_tensors(source, weight=("BF16", 1000, 2000))
+    write_tensors(source, weight=("BF16", 1000, 2000))
+    size = (source / "model.safetensors").stat().st_size
     found = memory.shape(spec(source, dtype="float32", **options), "cpu")
-    assert (found.weights, found.token_bytes) == (size, 2 * TOKEN_BYTES)
+    assert (found.weights, found.token_bytes, found.dtype) == (size, 2 * TOKEN_BYTES, None)
 
 
 def test_the_type_reaches_vllm_and_the_log():
@@ -301,42 +304,47 @@ def test_the_type_reaches_vllm_and_the_log():
     assert "dtype" not in plan().arguments
 
 
-def write_tensors(folder: Path, **kinds: tuple[str, int, int]) -> int:
-    """A file of tensors: of each its type, its numbers and their bytes. What all of them and the header take."""
+def write_tensors(folder: Path, file: str = "model", **kinds: tuple[str, int, int]) -> None:
+    """A file of tensors: of each its type, its numbers and their bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (kind, numbers, size) in kinds.items():
         header[name] = {"dtype": kind, "shape": [numbers], "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
-    return 8 + len(text) + end
+    (folder / f"{file}.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
 
 
 @pytest.mark.parametrize("config", [{"torch_dtype": "bfloat16"}, {"dtype": None}, {}])
-@pytest.mark.parametrize(("kind", "width", "float32", "vllms"), [("BF16", 2, 2, 1), ("F32", 4, 1, 0.5)])
+@pytest.mark.parametrize(("kind", "width"), [("BF16", 2), ("F32", 4)])
 def test_weights_take_what_the_numbers_of_the_files_take_in_the_type_that_is_computed_in(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     config: dict[str, Any],
     kind: str,
     width: int,
-    float32: float,
-    vllms: float,
 ):
     source = checkpoint(tmp_path / "m", CONFIG | config)
-    size = write_tensors(source, norm=("F32", 8, 32), weight=(kind, 1000, 1000 * width))
-    assert memory.shape(spec(source), "cpu").weights == int(size * vllms)  # of float32, too, vLLM makes 16 bits
+    write_tensors(source, norm=("F32", 1200, 4800), weight=(kind, 1000, 1000 * width), other=(kind, 900, 900 * width))
+    write_tensors(source, "second", weight=("BF16", 500, 1000))
+    assert memory.shape(spec(source), "cpu").weights == 2 * 3600  # of float32, too, vLLM makes 16 bits
     found = memory.shape(spec(source, dtype="float32"), "gpu")
-    assert (found.weights, found.token_bytes, found.dtype) == (size * float32, 2 * TOKEN_BYTES, "float32")
+    assert (found.weights, found.token_bytes, found.dtype) == (4 * 3600, 2 * TOKEN_BYTES, "float32")
     monkeypatch.setattr(memory, "multiplies_16_bits", lambda: False)
     assert memory.shape(spec(source), "cpu") == found
 
 
 def test_weights_of_another_kind_of_number_are_counted_as_they_are(tmp_path: Path):
     source = checkpoint(tmp_path / "m", CONFIG)
-    size = write_tensors(source, weight=("F8_E4M3", 1000, 1000), scale=("F32", 10, 40))
-    assert memory.shape(spec(source, dtype="float32"), "cpu").weights == size
+    write_tensors(source, weight=("F8_E4M3", 1000, 1000), scale=("BF16", 10, 20))
+    assert memory.shape(spec(source, dtype="float32"), "cpu").weights == 1000 + 4 * 10
+
+
+@pytest.mark.parametrize("header", [b"[]", b"null", b"{", b"[" * 100_000, b'{"a": 1}', b'{"a": {"dtype": "F32"}}', b""])
+def test_a_file_whose_header_is_none_counts_as_it_is_and_is_told_of_by_the_load(tmp_path: Path, header: bytes):
+    source = checkpoint(tmp_path / "m", CONFIG)
+    (source / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert memory.shape(spec(source), "cpu").weights == 8 + len(header)
 
 
 def test_an_owners_figure_that_float32_is_too_large_for_is_refused_before_a_load_with_what_would_fit(
@@ -358,6 +366,9 @@ def test_an_owners_figure_that_float32_is_too_large_for_is_refused_before_a_load
     with pytest.raises(LlmUnavailable) as caught:
         memory.need(owners(dtype="float32"), "cpu")
     assert caught.value.fields["reason"].endswith("nothing for the cache")
+    with pytest.raises(LlmUnavailable) as caught:
+        memory.need(replace(owners(), memory_bytes=int(1.51 * GB)), "cpu")
+    assert caught.value.fields["reason"].endswith("nothing for the cache")  # nor would half of them fit
 
 
 # The memory.
